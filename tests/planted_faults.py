@@ -34,6 +34,62 @@ class Fault:
 
 FAULTS = (
     Fault(
+        "a part that the loop wrote into counts as checked",
+        "checked = self._is_as_collated(opened) and checked\n",
+        "self._is_as_collated(opened)\n",
+        ("test_a_part_that_the_loop_wrote_into_is_not_checked",),
+    ),
+    Fault(
+        "the loss function is given what the loop put into a part",
+        "                losses = losses(opened.handed.kept)\n",
+        "                losses = losses(opened.handed.given)\n",
+        ("test_other_tensors_in_a_part_are_not_used",),
+    ),
+    Fault(
+        "parts of one unit count as checked",
+        "        if not checked:\n            self._account.caveats.add(Caveat.UNCHECKED_LOSSES)\n"
+        "        if self._separation",
+        "        if not checked and part.units > 1:\n            self._account.caveats.add(Caveat.UNCHECKED_LOSSES)\n"
+        "        if self._separation",
+        ("test_a_scale_that_runs_over_parts_of_one_unit_is_not_checked",),
+    ),
+    Fault(
+        "the check does not try rare draws",
+        "LEVELS = (LOW, 1e-6, 1 - 1e-6, HIGH)",
+        "LEVELS = (LOW, HIGH)",
+        ("test_rows_that_are_mixed_in_train_mode_only_are_not_certified",),
+    ),
+    Fault(
+        "the check does not replace the draws of Python",
+        "((random, _python(self.level)), (np.random, _numpy(self.level)))",
+        "((np.random, _numpy(self.level)),)",
+        ("test_rows_that_are_mixed_in_train_mode_only_are_not_certified",),
+    ),
+    Fault(
+        "the check does not try extreme rows",
+        "            self._check_extremes()\n",
+        "",
+        ("test_a_part_that_is_left_out_for_one_extreme_row_is_rejected",),
+    ),
+    Fault(
+        "numbers that a model keeps of its rows are not looked for",
+        "self.writes = self.writes or bool(changed) or kept",
+        "self.writes = self.writes or bool(changed)",
+        ("test_what_a_model_keeps_of_its_rows_is_unprotected_state",),
+    ),
+    Fault(
+        "a protected gradient may be written into",
+        "known is not None and parameter.grad is not None and known.is_same(parameter.grad)",
+        "known is not None and parameter.grad is known.tensor",
+        ("test_a_gradient_that_somebody_adds_to_is_an_estimate",),
+    ),
+    Fault(
+        "hooks of an optimizer may write into a protected gradient",
+        "self._last = optimizer.register_step_pre_hook(last)",
+        "self._last = None",
+        ("test_a_hook_of_the_optimizer_that_adds_to_a_gradient_is_an_estimate",),
+    ),
+    Fault(
         "a loop's model is checked in evaluation mode",
         "for module, training in zip(modules, modes or before, strict=True):",
         "for module, training in zip(modules, [False] * len(modules), strict=True):",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from tests.doors.table import CERTIFIED, ESTIMATE, REJECTED, door
 from torch import Tensor, nn
 from torch.utils.data import default_collate
 
-from discreet import DPSGD, Ledger, make_private
+from discreet import DPSGD, Ledger, Rng, make_private
 from discreet.accounting.interpret import epsilon as epsilon_of
 from discreet.core.errors import DataError, LedgerError, UnsupportedError
 from discreet.core.guarantee import Caveat, Guarantee
@@ -329,3 +330,169 @@ def test_weights_that_were_chosen_by_the_training_rows_are_an_estimate(form: str
     (tmp_path / "other").mkdir()
     looked = trained(form, tmp_path / "other", lambda net, _: net.losses(default_collate(rows())).sum().item() < 0)
     assert is_true(form, looked.guarantee, looked)  # looking alone writes nothing
+
+
+# What the loop does to a part, and to a gradient, is not what was checked.
+
+
+def centred(part: Any) -> None:
+    part[0].sub_(part[0].mean(0))
+
+
+def centred_data(part: Any) -> None:
+    part[0].data.sub_(part[0].mean(0))
+
+
+def swapped_rows(part: Any) -> None:
+    part[0].copy_(part[0].flip(0))
+
+
+def other_labels(part: Any) -> None:
+    part[1].fill_(int(part[1].sum()) % 2)
+
+
+def other_storage(part: Any) -> None:
+    part[0].data = part[0] - part[0].mean(0)
+
+
+def loop_over_parts(
+    form: str, folder: Path, change: Callable[[Any], Any], collate: Any = None, **settings: Any
+) -> PrivateTraining:
+    net = Net()
+    optimizer = sgd(net)
+    with make(net, folder, **settings) as private:
+        private.check(net.losses, rows(4, seed=5), collate)
+        take = private.capture(net.losses) if form == "capture" else lambda _, o: private.step(net.losses, o)
+        for part in private.batches(rows(), collate, max_rows=8):
+            change(part)
+            take(part, optimizer)
+    return private
+
+
+@pytest.mark.parametrize("change", [centred, centred_data, swapped_rows, other_labels, other_storage])
+@pytest.mark.parametrize("form", ["step", "capture"])
+def test_a_part_that_the_loop_wrote_into_is_not_checked(
+    form: str, change: Callable[[Any], None], tmp_path: Path
+) -> None:
+    assert loop_over_parts(form, tmp_path, change).guarantee.caveats == {Caveat.UNCHECKED_LOSSES}
+    assert Ledger.read(tmp_path / "ledger.jsonl").terms.caveats == {Caveat.UNCHECKED_LOSSES}
+
+
+def by_name(chosen: list[Any]) -> dict[Any, Tensor]:
+    first, second = default_collate(chosen)
+    return {0: first, 1: second}
+
+
+class Pair:
+    """A part of a type that nobody knows."""
+
+    def __init__(self, chosen: list[Any]) -> None:
+        self.first, self.second = default_collate(chosen)
+
+    def __getitem__(self, number: int) -> Tensor:
+        return self.second if number else self.first
+
+
+@pytest.mark.parametrize("collate", [default_collate, by_name])
+@pytest.mark.parametrize("form", ["step", "capture"])
+def test_other_tensors_in_a_part_are_not_used(form: str, collate: Any, tmp_path: Path) -> None:
+    def replace(part: Any) -> None:
+        part[0] = part[0] - part[0].mean(0)
+
+    weights = []
+    for number, change in enumerate((lambda _: None, replace)):
+        (tmp_path / str(number)).mkdir()
+        given = {"secret": Rng(3)}
+        if number:
+            with pytest.warns(UserWarning, match="got other tensors in it"):
+                private = loop_over_parts(form, tmp_path / "1", change, collate, **given)
+        else:
+            private = loop_over_parts(form, tmp_path / "0", change, collate, **given)
+        weights.append(private.model.state_dict())
+        assert private.guarantee.caveats == {Caveat.FIXED_SEED}
+    assert all(torch.equal(weights[0][name], one) for name, one in weights[1].items())
+
+
+def test_an_object_whose_tensors_were_replaced_is_not_checked(tmp_path: Path) -> None:
+    def replace(part: Any) -> None:
+        part.first = part.first - part.first.mean(0)
+
+    with pytest.warns(UserWarning, match="got other tensors in it"):
+        assert loop_over_parts("step", tmp_path, replace, Pair).guarantee.caveats == {Caveat.UNCHECKED_LOSSES}
+    (tmp_path / "same").mkdir()
+    assert loop_over_parts("step", tmp_path / "same", lambda _: None, Pair).guarantee.certified
+
+
+@pytest.mark.parametrize("as_function", [False, True])
+def test_a_scale_that_runs_over_parts_of_one_unit_is_not_checked(as_function: bool, tmp_path: Path) -> None:
+    net = Net()
+    optimizer, scale = sgd(net), torch.ones(())
+    with make(net, tmp_path) as private:
+        private.check(net.losses, rows(4, seed=5))
+        for part in private.batches(rows(), max_rows=1):
+            scale = torch.maximum(scale, part[0].abs().max())
+            losses = net.losses((part[0] / scale, part[1]))
+            private.step((lambda _, losses=losses: losses) if as_function else losses, optimizer)
+    assert private.guarantee.caveats == {Caveat.UNCHECKED_LOSSES}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_figure_stands_when_the_training_is_closed(form: str, tmp_path: Path) -> None:
+    net = Net()
+    private = trained(form, tmp_path, net=net)
+    net.load_state_dict({name: one * 0.5 for name, one in net.state_dict().items()})  # such as an average of weights
+    assert is_true(form, private.guarantee, private)
+    net.double()
+    assert is_true(form, private.guarantee, private) and not private.caveats - {Caveat.OWN_BATCHES}
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("how", ["in place", "assigned", "data", "hook"])
+def test_a_gradient_that_somebody_adds_to_is_an_estimate(how: str, last: bool, tmp_path: Path) -> None:
+    net = Net()
+    optimizer = sgd(net)
+
+    def add(*_: Any) -> None:
+        for parameter in net.parameters():
+            assert parameter.grad is not None
+            if how == "assigned":
+                parameter.grad = parameter.grad + rows()[0][0].mean()
+            elif how == "data":
+                parameter.grad.data = parameter.grad + rows()[0][0].mean()
+            else:
+                parameter.grad.add_(rows()[0][0].mean())
+
+    with make(net, tmp_path) as private:
+        private.check(net.losses, rows(4, seed=5))
+        drawn = private.rows(rows(), max_rows=8)
+        while private.position < private.steps and private.gradients(drawn, net.losses):
+            handle = None
+            if private.position == (STEPS if last else 1):
+                handle = optimizer.register_step_pre_hook(add) if how == "hook" else add()
+            optimizer.step()
+            if handle is not None:
+                handle.remove()
+            optimizer.zero_grad()
+    assert private.guarantee.caveats == {Caveat.UNPROTECTED_STATE}
+
+
+def add_to(net: Net, *_: Any) -> None:
+    assert net.head.bias.grad is not None
+    net.head.bias.grad.add_(rows()[0][0].mean())
+
+
+def test_a_hook_of_the_optimizer_that_adds_to_a_gradient_is_an_estimate(tmp_path: Path) -> None:
+    found = []
+    for adds in (False, True):
+        net = Net()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, nesterov=True, foreach=True)  # writes too
+        if adds:
+            optimizer.register_step_pre_hook(partial(add_to, net))
+        (tmp_path / str(adds)).mkdir()
+        with make(net, tmp_path / str(adds)) as private:
+            private.check(net.losses, rows(4, seed=5))
+            for _ in private.batches(rows(), max_rows=8):
+                private.step(net.losses, optimizer)
+        assert len(optimizer._optimizer_step_pre_hooks) == adds
+        found.append(private.guarantee.caveats)
+    assert found == [frozenset(), {Caveat.UNPROTECTED_STATE}]

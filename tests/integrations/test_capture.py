@@ -18,7 +18,8 @@ from discreet import DPSGD, DirDPSGD, Rng, make_private
 from discreet.clipping.tape import tensors_in
 from discreet.core.guarantee import Caveat
 from discreet.integrations import separation
-from discreet.integrations.capture import PartGraphs, _constants, _mapped
+from discreet.integrations.capture import PartGraphs, _constants
+from discreet.integrations.handed import mapped
 from discreet.integrations.torch import PrivateTraining
 
 ROWS = 24
@@ -161,9 +162,9 @@ def test_a_batch_keeps_its_form_and_what_is_no_tensor_is_part_of_its_shape() -> 
     named = namedtuple("named", ["a", "b"])
     ones = torch.ones(2)
     batch = UserDict({"a": [ones, (ones, 3)], "b": Pair(ones, "x"), "c": named(ones, None)})
-    mapped = _mapped(batch, lambda tensor: tensor + 1)
-    assert isinstance(mapped, UserDict) and isinstance(mapped["b"], Pair) and isinstance(mapped["c"], named)
-    assert [tensor.tolist() for tensor in tensors_in(mapped)] == [[2.0, 2.0]] * 4
+    found = mapped(batch, lambda value: value + 1 if isinstance(value, Tensor) else value)
+    assert isinstance(found, UserDict) and isinstance(found["b"], Pair) and isinstance(found["c"], named)
+    assert [tensor.tolist() for tensor in tensors_in(found)] == [[2.0, 2.0]] * 4
     assert all(tensor.tolist() == [1.0, 1.0] for tensor in tensors_in(batch))
     assert [one for one in _constants(batch) if one not in {"a", "b", "c"}] == [3, "x", None]
     assert copy.copy(batch).data == batch.data

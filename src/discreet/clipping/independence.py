@@ -42,6 +42,39 @@ def check_independent(tape: Tape, losses_of: Losses, rows: int) -> None:
                 _check_values(tape, losses_of, batch)
 
 
+def check_others(tape: Tape, losses: Callable[[], Tensor], changed: Callable[[], Tensor], row: int, what: str) -> None:
+    """Reject a model in which the losses or gradient norms of other rows change with one extreme row of a batch.
+
+    `losses` computes a batch, and `changed` the same batch whose row number `row` is extreme, as `what` says. Nothing
+    is compared if losses are random, or if the extreme row raises an error, which ends a training.
+
+    Guarantee: none. It reads the rows and only reveals whether the test passes.
+    """
+    before = [_measured(tape, lambda _: losses(), torch.empty(0)) for _ in range(2)]
+    if not all(torch.equal(one, other) for one, other in zip(*before, strict=True)):
+        return
+    try:
+        after = _measured(tape, lambda _: changed(), torch.empty(0))
+    except Exception:  # of the user's functions: nothing is released after one
+        return
+    for name, one, other in zip(("loss", "gradient norm"), before[0], after, strict=True):
+        if len(one) != len(other):
+            raise UnsupportedError(f"Expected {len(one)} losses next to {what}, got {len(other)}. Leave no row out.")
+        others = torch.arange(len(one)) != row
+        finite = others & torch.isfinite(one)
+        if not bool(finite.any()):
+            continue
+        scale = _TOLERANCE * (1 + one.abs()) if name == "loss" else _TOLERANCE * (one + one[finite].max() + 1e-6)
+        off = finite & ~((one - other).abs() <= scale)  # also where the other one is not a number
+        if bool(off.any()):
+            found = int(off.nonzero()[0])
+            raise UnsupportedError(
+                f"Expected the {name} of row {found} to be the same next to {what}, got {other[found].item():.6g} "
+                f"instead of {one[found].item():.6g}. The model or its loss mixes the examples of a batch; treat a row "
+                "by itself (torch.where, clamp), not the whole batch."
+            )
+
+
 def _batches(rows: int) -> list[Tensor]:
     """Return the indices of the test batches: rows spread over all of them, and repeated rows in another order."""
     spread = torch.linspace(0, rows - 1, min(rows, _MOST)).round().long()
@@ -138,8 +171,8 @@ def bitwise_invariant(values_of: Callable[[Tensor], Sequence[Tensor]], units: in
     others = units + torch.randperm(units, generator=generator)[: units - len(retained)]
     mixed = torch.cat((retained, others))[torch.randperm(units, generator=generator)]
     unpadded = torch.arange(0, units, full).roll(1).repeat(units)[:units]
-    base = _fingerprints(values_of(first), units)
-    return all(_equal(base, _fingerprints(values_of(order), units), order) for order in (mixed, unpadded))
+    base = fingerprints(values_of(first), units)
+    return all(_equal(base, fingerprints(values_of(order), units), order) for order in (mixed, unpadded))
 
 
 def recorded(record: Record) -> list[Tensor]:
@@ -148,7 +181,7 @@ def recorded(record: Record) -> list[Tensor]:
     return [*values, record.upper_norms(), record.norms()]
 
 
-def _fingerprints(values: Sequence[Tensor], units: int) -> Tensor:
+def fingerprints(values: Sequence[Tensor], units: int) -> Tensor:
     """Return a 64-bit fingerprint of each tensor and unit, (tensors, units)."""
     return torch.stack([_fingerprint(value.reshape(units, -1)).cpu() for value in values])
 

@@ -131,8 +131,8 @@ _CAVEATS = {
         "and in secret"
     ),
     Caveat.UNPROTECTED_STATE: (
-        "weights, buffers or attributes of the model were changed by something else than the private step, and what "
-        "they learned from private rows has no noise"
+        "weights, buffers or attributes of the model, or its protected gradients, were changed by something else than "
+        "the private step, and may have learned from private rows without noise"
     ),
     Caveat.PRIVATE_CLASSES: (
         "the names of the classes were read from private labels, and that a name exists may depend on one unit; names "

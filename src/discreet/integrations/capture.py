@@ -9,12 +9,10 @@ for bit, on made-up rows in a graph of their own.
 
 from __future__ import annotations
 
-import copy
 import warnings
-from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -24,6 +22,7 @@ from discreet.clipping.independence import recorded
 from discreet.clipping.tape import Tape, tensors_in
 from discreet.core.randomness import Rng
 from discreet.integrations.draws import ConstantDraws
+from discreet.integrations.handed import mapped
 from discreet.integrations.recording import Recording
 from discreet.integrations.separation import Modes, Separation, Shape, modes_of, shapes_seen
 from discreet.protections.base import GradientProtection
@@ -109,7 +108,7 @@ class PartGraphs:
 
     def _captured(self, batch: Any, part: Part, separation: Separation | None) -> Captured | None:
         device = next(self.tape.model.parameters()).device
-        static = _mapped(batch, lambda tensor: tensor.to(device, copy=True))
+        static = mapped(batch, lambda value: value.to(device, copy=True) if isinstance(value, Tensor) else value)
         inputs, weights = tuple(tensors_in(static)), torch.ones(part.units, device=device)
         try:
             apart = separation is not None and self._is_apart(separation, static, inputs, part.units)
@@ -197,25 +196,6 @@ def _fill(inputs: Sequence[Tensor], batch: Any) -> bool:
     for one, value in zip(inputs, values, strict=True):
         one.copy_(value, non_blocking=True)
     return True
-
-
-def _mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """Return nested mappings, lists, tuples and dataclasses with a function applied to their tensors."""
-    if isinstance(value, Tensor):
-        return function(value)
-    if isinstance(value, UserDict):  # BatchEncoding of transformers
-        changed = copy.copy(value)
-        changed.data = _mapped(dict(value.data), function)
-        return changed
-    if isinstance(value, Mapping):
-        return type(value)({key: _mapped(item, function) for key, item in value.items()})  # type: ignore[call-arg]
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_mapped(item, function) for item in value))
-    if isinstance(value, list | tuple):
-        return type(value)(_mapped(item, function) for item in value)
-    if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{field.name: _mapped(getattr(value, field.name), function) for field in fields(value)})
-    return value
 
 
 def _constants(value: Any) -> list[Any]:

@@ -10,19 +10,22 @@ mode in which the model is trained: what a model does in train mode only is part
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from discreet.clipping.clip import Flat, clipped_sum
-from discreet.clipping.independence import bitwise_invariant, check_independent, recorded
+from discreet.clipping.independence import bitwise_invariant, check_independent, check_others, fingerprints, recorded
 from discreet.clipping.tape import Tape, tensors_in
 from discreet.core.errors import DataError, UnsupportedError
-from discreet.integrations.draws import HIGH, LOW, ConstantDraws
-from discreet.integrations.watch import persistent_buffers, sums_of, tensors_of
+from discreet.integrations.draws import LEVELS, ConstantDraws
+from discreet.integrations.handed import mapped
+from discreet.integrations.watch import changed_by_rows, persistent_buffers, sums_of, tensors_of
 from discreet.training.parts import BYTES_A_WEIGHT, fixed_kernels, free_on_cuda
 
 Shape = tuple[Any, ...]
@@ -31,6 +34,20 @@ Size = tuple[int, int]  # units of a part, and rows of each
 _LEAST_ROWS = 4  # of made-up rows: three rows may mix where two do not
 _FEW_ROWS = 8  # of the smaller of two made-up parts whose peaks of memory are compared
 _SHARE_OF_MEMORY = 0.5  # of what is free, for one part: the user's own rows may be longer than those made up
+# One made-up row is tried with these in place of, or times, its numbers: what a training row may hold.
+_EXTREMES = {"a row with very large numbers": 1e6, "a row that is not a number": float("nan")}
+_ABORTING = frozenset(
+    {
+        "binary_cross_entropy",
+        "multinomial",
+        "embedding",
+        "index",
+        "index_select",
+        "gather",
+        "scatter",
+        "nll_loss_forward",
+    }
+)
 _MOST_FILLED = 8  # made-up rows with which a whole part is filled, to see that its shape stays the same
 
 
@@ -38,8 +55,8 @@ _MOST_FILLED = 8  # made-up rows with which a whole part is filled, to see that 
 class Separation:
     """A loss function and made-up rows on which it is tried, for each size of part and each mode of training.
 
-    `writes` is whether the forward pass writes values of rows into the model, other than into buffers that are saved
-    with it, which is rejected.
+    `writes` is whether the forward pass writes values of rows into the model: into tensors, numbers, other attributes.
+    Writing into buffers that are saved with the model is rejected.
 
     Guarantee: none; it reads made-up rows. It shows that the kernels in use do not let one made-up unit change another,
     and not that no input could make them do so.
@@ -85,12 +102,13 @@ class Separation:
     def units_apart(self, size: Size, shape: Shape, modes: set[Modes]) -> bool:
         """Return whether units did not change each other in a part of this size, whose tensors had this shape.
 
-        `modes` are those in which the part was computed. A mode in which rows are mixed is rejected.
+        `modes` are those in which the part was computed. A mode in which rows are mixed is rejected, also where a part
+        holds one unit: what mixes rows may also carry them from one part to the next.
         """
-        if size[0] == 1:
-            return True
         for mode in modes:
             self._check_mode(mode)
+        if size[0] == 1:
+            return True
         return len(modes) == 1 and all(self._is_steady(size, one) and self._shapes[size, one] == shape for one in modes)
 
     def units_apart_in(self, units: int, values_of: Callable[[Any], Sequence[Tensor]]) -> bool:
@@ -129,8 +147,11 @@ class Separation:
     def _device(self) -> torch.device:
         return next(self.tape.model.parameters()).device
 
-    def _collated(self, numbers: Sequence[int]) -> Any:
-        return self.collate([self.rows[number % len(self.rows)] for number in numbers])
+    def _collated(self, numbers: Sequence[int], factors: Mapping[int, float] | None = None) -> Any:
+        chosen = [self.rows[number % len(self.rows)] for number in numbers]
+        for place, factor in (factors or {}).items():
+            chosen[place] = _times(chosen[place], factor)
+        return self.collate(chosen)
 
     def _drawn_once(self) -> Mapping[str, Tensor] | None:
         """Return the collated rows if collating them again gives other values, as random masks of words are."""
@@ -142,11 +163,16 @@ class Separation:
         rows = all(isinstance(value, Tensor) and value.shape[:1] == (len(self.rows),) for value in batch.values())
         return batch if rows else None
 
-    def _batch(self, numbers: Sequence[int]) -> Any:
+    def _batch(self, numbers: Sequence[int], factors: Mapping[int, float] | None = None) -> Any:
+        """Return made-up rows, collated; the numbers in the rows at some places are multiplied by factors."""
         if self._pool is None:
-            return self._collated(numbers)
+            return self._collated(numbers, factors)
         at = torch.tensor([number % len(self.rows) for number in numbers])
-        return {name: value[at.to(value.device)] for name, value in self._pool.items()}
+        batch = {name: value[at.to(value.device)] for name, value in self._pool.items()}
+        for place, factor in (factors or {}).items():
+            for value in batch.values():
+                value[place] = _times(value[place], factor)
+        return batch
 
     def _losses(self, numbers: Sequence[int]) -> Tensor:
         return self.losses_of(self._batch(numbers))
@@ -157,15 +183,58 @@ class Separation:
             return
         with self._quiet(modes):
             self._check_writes()
-            for level in (LOW, HIGH):
-                draws = ConstantDraws(level)
-                with draws:
-                    finite = bool(torch.isfinite(self._losses(range(len(self.rows)))).all())
-                if level == LOW or (draws.drew and finite):
-                    self._check_independent(level)
-            if draws.drew:
+            if self._check_levels():
                 self._check_independent(None)
+            self._check_extremes()
         self._independent.add(modes)
+
+    def _check_levels(self) -> bool:
+        """Check with constants in place of random numbers, once for each way to compute; return whether any are drawn.
+
+        A level that gives the losses and gradients of another one runs the same code, and is not checked again.
+        """
+        batch = torch.linspace(0, len(self.rows) - 1, min(len(self.rows), _MOST_FILLED)).round().int().tolist()
+        tried: list[Tensor] = []
+        drew = False
+        for level in LEVELS:
+            draws = ConstantDraws(level)
+            with self.tape, draws:
+                losses = self._losses(batch)
+            values = [losses.detach(), *recorded(self.tape.backward(losses))]
+            drew = drew or draws.drew
+            if tried and not (draws.drew and bool(torch.isfinite(losses).all())):
+                continue
+            found = fingerprints(values, len(batch))
+            if not any(torch.equal(found, other) for other in tried):
+                self._check_independent(level)
+                tried.append(found)
+        return drew
+
+    def _check_extremes(self) -> None:
+        """Reject a loss in which rows change if one row next to them is extreme, as a training row may be."""
+        batch = range(min(len(self.rows), _MOST_FILLED))
+        row = next((number for number in batch if self._has_numbers(number)), None)
+        if row is None:
+            return
+
+        def losses() -> Tensor:
+            with ConstantDraws():
+                return self._losses(batch)
+
+        for what, factor in _EXTREMES.items():
+
+            def changed(factor: float = factor) -> Tensor:
+                with FirstOnCpu() if self._device.type == "cuda" else nullcontext(), ConstantDraws():  # type: ignore[no-untyped-call]
+                    return self.losses_of(self._batch(batch, {row: factor}))
+
+            check_others(self.tape, losses, changed, row, what)
+
+    def _has_numbers(self, row: int) -> bool:
+        """Return whether a made-up row has numbers that extreme ones can take the place of."""
+        found: list[bool] = []
+        one = self.rows[row] if self._pool is None else {name: value[row] for name, value in self._pool.items()}
+        mapped(one, lambda value: found.append(_is_real(value)))
+        return any(found)
 
     def _check_independent(self, level: float | None) -> None:
         def losses(chosen: Tensor) -> Tensor:
@@ -180,15 +249,20 @@ class Separation:
         """Reject a forward pass that writes rows into saved buffers; note one that writes them elsewhere."""
         model, half = self.tape.model, len(self.rows) // 2
         sums: list[dict[str, Any]] = []
-        for numbers in (range(half), range(half, 2 * half)):  # the first pass may make what all others only read
+
+        def forward(number: int) -> None:
             with self.tape, ConstantDraws():
-                self._losses(numbers)
-            sums.append(sums_of(dict(tensors_of(model))))
+                self._losses(range(number * half, (number + 1) * half))
+            if len(sums) < 2:
+                sums.append(sums_of(dict(tensors_of(model))))
+
+        forward(0)  # which may make what all others only read
+        kept = changed_by_rows(model, forward)
         changed = {name for name in sums[0].keys() | sums[1].keys() if sums[0].get(name) != sums[1].get(name)}
         for name, _ in persistent_buffers(model):
             if name in {one.lstrip(".") for one in changed}:
                 raise learning_buffer(name)
-        self.writes = self.writes or bool(changed)
+        self.writes = self.writes or bool(changed) or kept
 
     def _is_steady(self, size: Size, modes: Modes) -> bool:
         if size[0] > 1 and (size, modes) not in self._shapes:
@@ -235,6 +309,36 @@ class Separation:
             finally:
                 for module, training in zip(modules, before, strict=True):
                     module.training = training
+
+
+class FirstOnCpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Compute operations that a GPU aborts for bad values on the CPU first, where they raise an error instead.
+
+    After such an abort no other operation of the process runs on the GPU.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call an operation, after a trial on the CPU."""
+        if func._schema.name.partition("::")[2].rstrip("_") in _ABORTING:
+            func(*mapped(args, _on_cpu), **mapped(kwargs or {}, _on_cpu))
+        return func(*args, **(kwargs or {}))
+
+
+def _on_cpu(value: Any) -> Any:
+    return value.cpu() if isinstance(value, Tensor) else value
+
+
+def _is_real(value: Any) -> bool:
+    """Return whether a value holds numbers that are not whole: those that are may be classes, or places in a table."""
+    if isinstance(value, Tensor | np.ndarray | np.floating | float):
+        numbers = torch.as_tensor(value)
+        return numbers.is_floating_point() and bool((numbers != numbers.round()).any())
+    return False
+
+
+def _times(row: Any, factor: float) -> Any:
+    """Return a row with all of its numbers multiplied, but those that are whole."""
+    return mapped(row, lambda value: value * factor if _is_real(value) else value)
 
 
 def learning_buffer(name: str) -> UnsupportedError:

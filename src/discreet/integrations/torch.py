@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -47,6 +48,7 @@ from discreet.core.guarantee import Caveat, Guarantee
 from discreet.core.randomness import Rng, digest
 from discreet.integrations.account import Account
 from discreet.integrations.capture import PartGraphs, side_stream
+from discreet.integrations.handed import Handed
 from discreet.integrations.processes import Processes
 from discreet.integrations.recording import Recording
 from discreet.integrations.rows import Dataset, Rows
@@ -131,7 +133,7 @@ class _Open:
     part: Part
     number: int
     last: bool
-    batch: Any
+    handed: Handed
     collate: Callable[[list[Any]], Any]
 
 
@@ -139,10 +141,10 @@ class PrivateTraining:
     """A training of one module whose gradients pass through a protection; `make_private` returns it.
 
     Guarantee: `guarantee`, the cost of all planned steps at any time. Every step is in the ledger before anything of it
-        is computed; `close` counts the steps that a stopped loop did not take. With `check`, or with parts of one unit
-        each, the figure is certified under the assumptions it states; otherwise it is an estimate. A step in which
-        anything raised an error is never released. If the model is changed by anything but the private steps, the
-        figure is an estimate (`Caveat.UNPROTECTED_STATE`).
+        is computed; `close` counts the steps that a stopped loop did not take. With `check` the figure is certified
+        under the assumptions it states; otherwise it is an estimate. A step in which anything raised an error is never
+        released. If the model is changed by anything but the private steps before `close`, the figure is an estimate
+        (`Caveat.UNPROTECTED_STATE`).
     """
 
     def __init__(
@@ -202,16 +204,21 @@ class PrivateTraining:
     def step(self, losses: Losses | Tensor, optimizer: torch.optim.Optimizer) -> bool:
         """Take the losses of the current part, one for each row; on the last part of a batch, step the optimizer.
 
-        `losses` is the function that was given to `check`; it is called with the part. Losses that the loop computed
-        are taken too, but nobody checked how: the guarantee is then an estimate, unless parts hold one unit each.
+        `losses` is the function that was given to `check`; it is called with the part as it was collated. Losses that
+        the loop computed are taken too, but nobody checked how: the guarantee is then an estimate, also if parts hold
+        one unit each, for a loop may carry values from one part to the next. So it is if the loop has written into the
+        tensors of the part.
 
         Returns whether the optimizer moved, which is when a learning rate scheduler should. After an error, the step
         cannot be released: every later call says so.
         """
         opened = self._close_part(optimizer)
         with self._taking():
-            values = losses if isinstance(losses, Tensor) or not callable(losses) else losses(opened.batch)
-            self._take_part(values, opened.part, opened.number, self._is_checked(losses, opened.collate))
+            checked = self._is_checked(losses, opened.collate)
+            if not isinstance(losses, Tensor) and callable(losses):
+                checked = self._is_as_collated(opened) and checked
+                losses = losses(opened.handed.kept)
+            self._take_part(losses, opened.part, opened.number, checked)
             return self._end_part(opened, optimizer)
 
     def capture(self, losses_of: Losses) -> Callable[[Any, torch.optim.Optimizer], bool]:
@@ -248,7 +255,8 @@ class PrivateTraining:
         the guarantee is certified, otherwise it is an estimate that says why.
 
         The model is checked in the mode it is in, with dropout and other random numbers replaced by constants, and once
-        more if it is trained in another mode. A forward pass that writes rows into saved buffers is rejected.
+        more if it is trained in another mode. One row is tried with very large numbers, and with numbers that are not
+        numbers. A forward pass that writes rows into saved buffers is rejected.
         """
         self._check_open()
         chosen = [rows[index] for index in range(len(rows))]
@@ -350,7 +358,8 @@ class PrivateTraining:
         """Draw the next batch and leave its protected mean gradient in `.grad`, for a caller who steps the optimizer.
 
         Returns False, with no gradient, if the budget is used up. `losses_of` returns the losses of a collated part.
-        Apply the gradients as they are: what changes them, or the weights, makes the guarantee an estimate.
+        Apply the gradients as they are: what changes them, also by scaling (`clip_grad_norm_`), or changes the weights,
+        makes the guarantee an estimate.
         """
         self._check_open()
         self._check_whole()
@@ -366,8 +375,7 @@ class PrivateTraining:
                 self._set_gradients()
             finally:
                 self._abandon()
-        given = {p: p.grad for p in self.parameters.values() if p.grad is not None}
-        self._watch.expect(given, self._compares_values(self.position))
+        self._watch.expect(self._given_gradients(), self._compares_values(self.position))
         return True
 
     # What it costs
@@ -435,9 +443,9 @@ class PrivateTraining:
         if self._closed:
             return
         self._abandon()
-        self._closed = True
         self._watch.close()
         self._look()
+        self._closed = True  # from now on nothing private is computed, and the model is the caller's
         self._account.close(self.position, self._turn > 0)
 
     def __enter__(self) -> Self:
@@ -493,7 +501,9 @@ class PrivateTraining:
         opened: _Open,
         optimizer: torch.optim.Optimizer,
     ) -> bool:
-        checked = self._is_checked(losses_of, opened.collate) and batch is opened.batch
+        checked = self._is_checked(losses_of, opened.collate) and batch is opened.handed.given
+        if batch is opened.handed.given:
+            checked, batch = self._is_as_collated(opened) and checked, opened.handed.kept
         captured, recording = None, self._recording
         if graphs is not None and recording is not None:
             weights = torch.from_numpy((opened.part.rows >= 0).astype(np.float32))
@@ -529,7 +539,8 @@ class PrivateTraining:
                 for number, part in parts:
                     with self._taking():
                         batch = self._open_part(rows, number, part)
-                    self._open = _Open(part, number, part is parts[-1][1], batch, rows.collate)
+                        handed = Handed(batch)
+                    self._open = _Open(part, number, part is parts[-1][1], handed, rows.collate)
                     yield batch
                     self._check_whole()
                     if not self._is_taken(turn):
@@ -592,6 +603,16 @@ class PrivateTraining:
             return False
         return collate is None or collate == tried.collate
 
+    def _is_as_collated(self, opened: _Open) -> bool:
+        """Return whether the tensors of a part are those of the collate function; warn about others in their place."""
+        if opened.handed.is_rearranged:
+            warnings.warn(
+                "Expected the part as it was collated, got other tensors in it. They are not used: the loss function "
+                "is given the tensors that the collate function made. Change them in one of these functions.",
+                stacklevel=4,
+            )
+        return opened.handed.is_same
+
     def _meet(self, optimizer: torch.optim.Optimizer) -> None:
         """Compare an optimizer with that of the checkpoint before it moves for the first time."""
         self._optimizer = optimizer
@@ -600,7 +621,7 @@ class PrivateTraining:
     def _look(self, values: bool = True) -> None:
         """Record a caveat if anything but a private step changed the model."""
         writes = self._separation is not None and self._separation.writes
-        if self._watch.compare(values) or writes:
+        if not self._closed and (self._watch.compare(values) or writes):
             self._account.caveats.add(Caveat.UNPROTECTED_STATE)
 
     def _begin_within_budget(self) -> bool:
@@ -668,7 +689,7 @@ class PrivateTraining:
     def _finish(self, optimizer: torch.optim.Optimizer) -> None:
         """Release the sums of the step and step the optimizer."""
         self._set_gradients()
-        self._watch.step(optimizer, self._compares_values(self.position))
+        self._watch.step(optimizer, self._given_gradients(), self._compares_values(self.position))
         for parameter in self.parameters.values():
             parameter.grad = None
 
@@ -691,20 +712,22 @@ class PrivateTraining:
         self.position += 1
         self._begun, self._sums, self._gathered = False, {}, 0
 
+    def _given_gradients(self) -> dict[nn.Parameter, Tensor]:
+        return {p: p.grad for p in self.parameters.values() if p.grad is not None}
+
     def _compares_values(self, position: int) -> bool:
         """Return whether the weights after so many steps are compared by their values: at 0, 1, 2, 4, … and the end."""
         return position & (position - 1) == 0 or position == self.steps
 
     def _judge(self, part: Part, shape: Shape, modes: set[Modes], checked: bool, apart: bool = True) -> None:
         """Record a caveat where units of this part, given in this shape, may have changed each other."""
-        if part.units == 1:
-            return  # nobody else is there
         if not checked:
             self._account.caveats.add(Caveat.UNCHECKED_LOSSES)
         if self._separation is None:
             return
         if not (apart and self._separation.units_apart((part.units, part.rows_each), shape, modes)):
-            self._account.caveats.add(Caveat.UNSTEADY_KERNELS)
+            writes = self._separation.writes  # then what a unit changes is kept, whatever the kernels do
+            self._account.caveats.add(Caveat.UNPROTECTED_STATE if writes else Caveat.UNSTEADY_KERNELS)
 
     def _abandon(self) -> None:
         """Stop recording and forget what was gathered of an unfinished step; it is counted and releases nothing."""

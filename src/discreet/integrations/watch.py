@@ -10,9 +10,11 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -24,6 +26,9 @@ _OWN = frozenset(vars(nn.Module()))  # what every module holds, none of it tenso
 _LISTENS = 2  # hooks with which a watch listens to optimizers
 _COLLECTIONS = (list, tuple, dict, deque)
 _MOST_ITEMS = 256  # of a collection in an attribute; a longer one is a vocabulary, and one that grows was shorter
+_DEPTH = 4  # of objects and collections inside each other
+_NUMBERS = (bool, int, float, complex, str, bytes, np.generic, type(None))  # never changed in place
+_EXTRA = "extra state"
 
 
 def tensors_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -43,6 +48,75 @@ def tensors_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
                     yield f"{prefix}.{name}.{number}", tensor
 
 
+def values_of(model: nn.Module) -> dict[tuple[str, str], Any]:
+    """Return what a model holds besides parameters and buffers, as values that can be compared.
+
+    The keys are the names of modules and of their attributes: numbers, arrays, tensors, collections and objects of
+    these. What `get_extra_state` returns, which is saved with the model, has a key too.
+    """
+    known: dict[int, Any] = {}
+    found: dict[tuple[str, str], Any] = {}
+    for prefix, module in model.named_modules():
+        for name, value in vars(module).items():
+            if name not in _OWN:
+                found[prefix, name] = _comparable(value, known)
+        if type(module).get_extra_state is not nn.Module.get_extra_state:
+            with suppress(Exception):  # of the user's function, whose remedy is to save the model
+                found[prefix, _EXTRA] = _comparable(module.get_extra_state(), {})
+    return found
+
+
+def changed_by_rows(model: nn.Module, forward: Callable[[int], Any]) -> bool:
+    """Return whether what a model holds besides parameters and buffers depends on the rows of a forward pass.
+
+    `forward` computes the made-up rows number 0 or 1; it was called before. Numbers are put back to try both from the
+    same start, so a counter does not depend on the rows. Whatever else changes is taken to depend on them.
+    """
+    before = values_of(model)
+    modules = dict(model.named_modules())
+    start = {key: vars(modules[key[0]]).get(key[1]) for key in before if key[1] != _EXTRA}
+    forward(1)
+    after = values_of(model)
+    changed = {key for key in before.keys() | after.keys() if before.get(key) != after.get(key)}
+    if not changed:
+        return False
+    attributes = {key for key in changed if key[1] != _EXTRA}
+    if not all(key in start and isinstance(start[key], _NUMBERS) for key in attributes):
+        return True
+    for prefix, name in attributes:
+        setattr(modules[prefix], name, start[prefix, name])
+    forward(0)
+    again = values_of(model)
+    return any(again.get(key) != after.get(key) for key in changed)
+
+
+def _comparable(value: Any, known: dict[int, Any], depth: int = 0) -> Any:
+    """Return a value, or what its parts hold; modules, functions and what is too deep or too long count as nothing."""
+    if isinstance(value, _NUMBERS):
+        return repr(value)
+    if isinstance(value, Tensor):
+        return sums_of({"": value})[""]
+    if isinstance(value, np.ndarray):
+        return value.shape, value.dtype.str, None if value.dtype.hasobject else value.tobytes()
+    if depth >= _DEPTH or isinstance(value, nn.Module | type) or callable(value):
+        return None
+    if id(value) in known:
+        return known[id(value)]
+    known[id(value)] = None  # inside itself
+    parts: Any = None
+    if isinstance(value, Mapping):
+        parts = [(repr(key), value[key]) for key in value] if len(value) <= _MOST_ITEMS else None
+    elif isinstance(value, set | frozenset):
+        parts = [("", item) for item in sorted(value, key=repr)] if len(value) <= _MOST_ITEMS else None
+    elif isinstance(value, list | tuple | deque):
+        parts = [("", item) for item in value] if len(value) <= _MOST_ITEMS else None
+    elif hasattr(value, "__dict__"):
+        parts = list(vars(value).items())
+    if parts is not None:
+        known[id(value)] = tuple((name, _comparable(item, known, depth + 1)) for name, item in parts)
+    return known[id(value)]
+
+
 def persistent_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield the buffers that are saved with a model, with their names."""
     for prefix, module in model.named_modules():
@@ -56,7 +130,7 @@ def sums_of(tensors: Mapping[str, Tensor]) -> dict[str, Sums]:
 
     It is made to notice what a program writes by mistake, not what somebody hides on purpose.
     """
-    totals = [_sum(tensor.detach()) for tensor in tensors.values()]
+    totals = [checksum(tensor.detach()) for tensor in tensors.values()]
     read = iter(torch.stack(totals).tolist() if len({one.device for one in totals}) == 1 else map(_listed, totals))
     return {name: (tuple(value.shape), value.dtype, *next(read)) for name, value in tensors.items()}
 
@@ -66,7 +140,8 @@ def _listed(total: Tensor) -> list[int]:
     return values
 
 
-def _sum(tensor: Tensor) -> Tensor:
+def checksum(tensor: Tensor) -> Tensor:
+    """Return two sums of a tensor's bits, on its device."""
     if tensor.layout != torch.strided or tensor.is_quantized or not tensor.numel():
         return torch.tensor([tensor.numel(), _version(tensor)], device=tensor.device)
     bits = tensor.contiguous().view(-1).view(torch.uint8)
@@ -79,7 +154,7 @@ def _sum(tensor: Tensor) -> Tensor:
 
 
 @dataclass
-class _Known:
+class Known:
     """What a tensor was when the training had it last; `storage` keeps its address from being used again."""
 
     tensor: Tensor
@@ -88,11 +163,13 @@ class _Known:
     storage: object
 
     @classmethod
-    def of(cls, tensor: Tensor) -> _Known:
+    def of(cls, tensor: Tensor) -> Known:
+        """Return a tensor as it is now."""
         plain = tensor.layout == torch.strided
         return cls(tensor, _version(tensor), _address(tensor), tensor.untyped_storage() if plain else None)
 
     def is_same(self, tensor: Tensor) -> bool:
+        """Return whether this is the tensor, and nothing was written into it but through `.data`."""
         return tensor is self.tensor and _version(tensor) == self.version and _address(tensor) == self.address
 
     def take(self) -> None:
@@ -130,11 +207,12 @@ class Watch:
         self.model, self._on_step = model, on_step
         self.is_changed = False
         self._trained = {id(parameter) for parameter in parameters.values()}
-        self._known: dict[str, _Known] | None = None
+        self._known: dict[str, Known] | None = None
         self._sums: dict[str, Sums] = {}  # of what is never trained
         self._weights: dict[str, Sums] | None = None  # of what is trained, where they were taken
         self._parameters = list(parameters.values())
-        self._given: dict[int, Tensor] = {}  # gradients that a caller may apply, to which no backward pass has added
+        self._given: dict[int, Known] = {}  # protected gradients, to which no backward pass has added
+        self._last: Any = None  # the hook that an optimizer runs after its other ones, while it steps
         self._inside = self._applies = self._values = False
         own = weakref.ref(self)
 
@@ -155,7 +233,7 @@ class Watch:
         """Take the model as it is before the first step, unless it was."""
         if self._known is None:
             held = dict(tensors_of(self.model))
-            self._known = {name: _Known.of(tensor) for name, tensor in held.items()}
+            self._known = {name: Known.of(tensor) for name, tensor in held.items()}
             self._sums = sums_of({name: one for name, one in held.items() if id(one) not in self._trained})
             self._weights = self._weight_sums(held)
 
@@ -171,22 +249,25 @@ class Watch:
                 other[name] = tensor
         self.is_changed = held.keys() != self._known.keys() or bool(other and self._differ(other))
         if not self.is_changed:
-            self._known |= {name: _Known.of(tensor) for name, tensor in other.items()}  # the same values elsewhere
+            self._known |= {name: Known.of(tensor) for name, tensor in other.items()}  # the same values elsewhere
         if values and not self.is_changed:
             self.is_changed = self._differ({name: one for name, one in held.items() if self._has_sum(name)})
         return self.is_changed
 
-    def step(self, optimizer: torch.optim.Optimizer, values: bool) -> None:
-        """Step an optimizer whose gradients are protected; with `values`, take the sums of the weights afterwards."""
+    def step(self, optimizer: torch.optim.Optimizer, gradients: Mapping[nn.Parameter, Tensor], values: bool) -> None:
+        """Step an optimizer with protected gradients; with `values`, take the sums of the weights afterwards."""
+        self._give(gradients)
         self._inside = True
         try:
             optimizer.step()
         finally:
             self._inside = False
+            self._unlisten()
+            self._given = {}
         self._take(values)
 
     def expect(self, gradients: Mapping[nn.Parameter, Tensor], values: bool) -> None:
-        """Let an optimizer of the caller apply these gradients, unless a backward pass adds to them.
+        """Let an optimizer of the caller apply these gradients, unless anything is written into them.
 
         With `values`, take the sums of the weights afterwards.
         """
@@ -201,34 +282,61 @@ class Watch:
 
             for parameter in self._parameters:
                 self._handles.append(parameter.register_post_accumulate_grad_hook(spoil))  # type: ignore[no-untyped-call]
-        self._given = {id(parameter): one for parameter, one in gradients.items()}
+        self._give(gradients)
+
+    def _give(self, gradients: Mapping[nn.Parameter, Tensor]) -> None:
+        self._given = {id(parameter): Known.of(one) for parameter, one in gradients.items()}
 
     def close(self) -> None:
         """Compare everything for the last time, and stop listening to optimizers."""
         self.compare(values=True)
+        self._unlisten()
         _remove(self._handles)
 
     def _before(self, optimizer: torch.optim.Optimizer) -> None:
-        own = [p for group in optimizer.param_groups for p in group["params"] if id(p) in self._trained]
-        if not own:
+        if not any(id(p) in self._trained for group in optimizer.param_groups for p in group["params"]):
             return
         if not self._inside and self._known is not None:
-            moved = [p for p in own if p.grad is not None]
+            moved = self._moved_by(optimizer)
             if moved and all(self._is_given(p) for p in moved):
                 self.compare()
                 self._applies = True
             elif moved:
                 self.is_changed = True
         if self._inside or self._applies:
+            self._listen_last(optimizer)
             self._on_step(optimizer)
+
+    def _listen_last(self, optimizer: torch.optim.Optimizer) -> None:
+        """Compare the gradients again after all hooks of an optimizer: what these add to a gradient is applied too."""
+        own = weakref.ref(self)
+
+        def last(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            watch = own()
+            if watch is not None and not all(watch._is_given(p) for p in watch._moved_by(optimizer)):
+                watch.is_changed = True
+
+        if self._last is None:  # an optimizer that steps another one has one step
+            self._last = optimizer.register_step_pre_hook(last)
+
+    def _moved_by(self, optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+        own = [p for group in optimizer.param_groups for p in group["params"] if id(p) in self._trained]
+        return [p for p in own if p.grad is not None]
+
+    def _unlisten(self) -> None:
+        if self._last is not None:
+            self._last.remove()
+            self._last = None
 
     def _after(self) -> None:
         if self._applies:
             self._applies = False
+            self._unlisten()
             self._take(self._values)
 
     def _is_given(self, parameter: nn.Parameter) -> bool:
-        return parameter.grad is self._given.get(id(parameter))
+        known = self._given.get(id(parameter))
+        return known is not None and parameter.grad is not None and known.is_same(parameter.grad)
 
     def _take(self, values: bool) -> None:
         """Take the trained weights as they are now."""
