@@ -501,7 +501,7 @@ FAULTS = (
     ),
     Fault(
         "the Trainer does not say how a checkpoint was chosen",
-        "self.private.ledger.state(Terms((HELD_OUT, _CHOICE, *self._choices())))",
+        "self.private.ledger.state(Terms((HELD_OUT, CHOICE, *self._choices())))",
         "self._choices()",
         ("test_held_out_rows_choose_the_checkpoint_and_the_guarantee_says_so",),
     ),

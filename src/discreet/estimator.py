@@ -171,7 +171,8 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def load(cls, folder: str | Path) -> TextClassifier:
         """Load a fitted classifier from a run folder."""
         run = load_run(Path(folder))
-        check_digests(run.metrics, Path(folder) / "metrics.json")  # `save` would state an edited figure as its own
+        # `save` would state an edited figure as its own.
+        check_digests(run.metrics, Path(folder) / "metrics.json", run_format=run.settings.format)
         if run.model.task != "classification":
             raise DataError(f"Expected a run of a classifier at {str(folder)!r}, got one for {run.model.task}.")
         settings, stated = run.settings, run.metrics.get("guarantee")

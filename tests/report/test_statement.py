@@ -20,6 +20,7 @@ from discreet.accounting.ledger import Ledger
 from discreet.catalog import PROTECTIONS
 from discreet.cli.main import main
 from discreet.core.errors import LedgerError, ModelError
+from discreet.core.guarantee import Guarantee
 from discreet.data.samplers import Poisson
 from discreet.protections.dp_sgd import DPSGD
 from discreet.report.methods import METHODS, method_of
@@ -192,8 +193,9 @@ def test_a_folder_of_the_trainer(run_of: Callable[..., Path], tmp_path: Path) ->
     run = run_of("dp-sgd")
     folder = tmp_path / "out" / "checkpoint-1"
     folder.mkdir(parents=True)
-    stated = json.loads((run / "metrics.json").read_text())["guarantee"]
-    (folder / "guarantee.json").write_text(json.dumps(stated))
+    stated = Guarantee.from_dict(json.loads((run / "metrics.json").read_text())["guarantee"])
+    values = guarantee_with_digests(stated, folder, Ledger.read(run / "ledger.jsonl"))
+    (folder / "guarantee.json").write_text(json.dumps(values))
     shutil.copy(run / "ledger.jsonl", folder.parent)
     found = statement_of(folder)
     assert found["release"]["kind"] == "trainer" and found["algorithm"]["name"] == "dp-sgd"
