@@ -400,7 +400,8 @@ def test_rows_that_do_not_say_whose_they_are_are_not_evaluated_on(tmp_path: Path
 def long_rows(length: int, count: int = 20, seed: int = 5) -> list[dict[str, Any]]:
     """Return rows without ids of 12 tokens, truncated as a tokenizer does: with the token of the end."""
     generator = torch.Generator().manual_seed(seed)
-    ids = [[1, *torch.randint(3, 40, (11,), generator=generator).tolist()][: length - 1] + [2] for _ in range(count)]
+    ids = [[1, *torch.randint(3, 40, (11,), generator=generator).tolist()] for _ in range(count)]
+    ids = [[*one[: length - 1], 2] for one in ids]
     return [{"input_ids": one, "attention_mask": [1] * len(one), "labels": one[1] % 3} for one in ids]
 
 

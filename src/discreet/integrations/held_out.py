@@ -40,7 +40,9 @@ class TrainedRows:
     ) -> None:
         """Take the train dataset; it is read when a dataset without ids of units is checked for the first time."""
         self.dataset, self.unit, self.units, self.inputs = dataset, unit, units, inputs
-        self._hashes: dict[tuple[str, ...] | None, set[bytes | None]] = {}  # of the rows, by the columns that are compared
+        self._hashes: dict[
+            tuple[str, ...] | None, set[bytes | None]
+        ] = {}  # of the rows, by the columns that are compared
         self._starts: _Starts | None = None
         self._checked: list[tuple[Any, int | None]] = []  # datasets that were accepted, with their sizes
 
