@@ -62,7 +62,7 @@ def test_a_larger_share_holds_out_all_that_a_smaller_one_does() -> None:
 
 
 def test_a_share_that_leaves_a_side_empty_is_refused_with_one_that_works() -> None:
-    tiny = toy(6, 2)
+    tiny = toy(20, 2)
     with pytest.raises(DataError, match=r"another share \(validation=0\.\d+\)") as caught:
         hold_out(tiny, 0.001)
     share = float(str(caught.value).split("validation=")[1].split(")")[0])

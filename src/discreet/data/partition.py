@@ -64,10 +64,8 @@ def hold_out(
 
 def _held_out(corpus: Corpus, places: npt.NDArray[np.float64], share: float) -> tuple[str, ...]:
     """Return the splits of all rows after a share of the training units is held out."""
-    moved = (places < share).tolist()
-    return tuple(
-        "validation" if one == "train" and moves else one for one, moves in zip(corpus.splits, moved, strict=True)
-    )
+    moved = zip(corpus.splits, (places < share).tolist(), strict=True)
+    return tuple("validation" if split == "train" and moves else split for split, moves in moved)
 
 
 def _unusable(corpus: Corpus, places: npt.NDArray[np.float64], share: float, every_class: bool) -> str | None:

@@ -321,7 +321,8 @@ def _bare_ledger(path: Path, ledger: Path | None, delta: float | None) -> Facts:
     if path.is_dir() and (weights := sorted(one.name for one in path.iterdir() if one.suffix in _WEIGHTS)):
         raise ModelError(
             f"Expected {METRICS} and {SETTINGS}, or {TRAINER}, in {str(path)!r}, which holds {weights[0]}. Without "
-            f"them nothing says that these weights were paid for from its {LEDGER}; restore them, or name the ledger itself."
+            f"them nothing says that these weights were paid for from its {LEDGER}; restore them, or name the ledger "
+            "itself."
         )
     spent = _ledger(file, path)
     if delta is None and spent.budget is None:
