@@ -142,6 +142,19 @@ def test_the_statement_of_an_unprotected_run_says_none(run_of: Callable[..., Pat
     assert found["algorithm"]["name"] is None
 
 
+def test_a_statement_says_whether_the_names_of_the_classes_were_given(run_of: Callable[..., Path]) -> None:
+    def of(name: str, **more: Any) -> tuple[list[str], list[str]]:
+        told = statement_of(run_of(name, **more))["algorithm"]
+        lists = (told["chosen_without_data"], told["chosen_with_data"])
+        return tuple([one for one in chosen if "names of the classes" in one] for chosen in lists)  # type: ignore[return-value]
+
+    assert of("dp-sgd") == (["the names of the classes, which were given or are those of a built-in corpus"], [])
+    without, (read,) = of("dp-sgd", label_names=None)
+    assert not without and "read from private labels" in read and "unless" not in read
+    without, (unknown,) = of("plain")
+    assert not without and "unless they were given" in unknown
+
+
 def test_a_cap_and_a_fixed_seed_are_stated(run_of: Callable[..., Path]) -> None:
     found = statement_of(run_of("dp-sgd", max_per_unit=2, noise_seed=1))
     assert found["contribution"]["max_rows_per_unit"] == 2 and found["contribution"]["cap_chosen_without_data"] is True
