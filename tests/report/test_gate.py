@@ -231,10 +231,12 @@ def test_a_folder_next_to_a_growing_ledger_keeps_its_figure(tmp_path: Path, chec
     whole = replace(stated, epsilon=2 * stated.epsilon)  # the whole plan, before its last step: never too little
     file.write_text(json.dumps(guarantee_with_digests(whole, folder, Ledger.read(tmp_path / "out" / "ledger.jsonl"))))
     assert check(folder) == (0, "")
+    without_digests(file, assumptions=[*stated.assumptions, "one more"])  # agrees with the ledger, but for any weights
+    status, words = check(folder)
+    assert status == 2 and "Expected 'digests'" in words
     for edit in (
         lambda: changed(file, epsilon=0.1),
         lambda: without_digests(file, epsilon=0.1),
-        lambda: without_digests(file, reason="none"),
         lambda: (folder / "model.safetensors").write_bytes(b"others"),
         lambda: without_lines(tmp_path / "out" / "ledger.jsonl", -3, 3),
     ):
