@@ -276,10 +276,8 @@ FAULTS = (
     ),
     Fault(
         "rows are held out by a permutation of all units",
-        "moved = train & share_of(corpus, fraction, Purpose.HOLD_OUT, seed, adjacency)",
-        "moved = train & np.isin(\n"
-        "        corpus.unit_index, Rng(seed).permutation(corpus.unit_count)[: round(fraction * corpus.unit_count)]\n"
-        "    )",
+        "places = uniform(corpus, Purpose.HOLD_OUT, seed, adjacency)",
+        "places = (Rng(seed).permutation(corpus.unit_count) / corpus.unit_count)[corpus.unit_index]",
         ("test_one_of_500_patients_removed_moves_no_other_patient", "test_one_unit_removed_moves_nobody_else"),
     ),
     Fault(
@@ -550,6 +548,42 @@ FAULTS = (
         ("test_rows_and_units_of_the_train_dataset_are_not_evaluated_on",),
     ),
     Fault(
+        "the Trainer evaluates on rows that do not say whose they are",
+        "            ids = self._ids_of(dataset, self.unit)\n",
+        "            ids = self._ids_of(dataset, self.unit) or []\n",
+        ("test_rows_that_do_not_say_whose_they_are_are_not_evaluated_on",),
+    ),
+    Fault(
+        "the Trainer evaluates on training rows of another length",
+        "self._common_rows(dataset) or self._truncated_rows(dataset)",
+        "self._common_rows(dataset)",
+        ("test_training_rows_are_recognized_if_they_are_truncated_otherwise",),
+    ),
+    Fault(
+        "validation rows are training rows but for one",
+        "return shared if shared == len(held_out) or shared / len(held_out) > _SHARE + repeated else 0",
+        "return shared if shared == len(held_out) else 0",
+        ("test_rows_of_a_training_unit_never_choose_the_model",),
+    ),
+    Fault(
+        "the gate reads weights without their figures as a ledger",
+        "if path.is_dir() and (weights := ",
+        "if False and (weights := ",
+        ("test_weights_without_the_files_that_state_their_guarantee_do_not_pass_as_a_ledger",),
+    ),
+    Fault(
+        "the gate reads the ledger of an unfinished run as a release",
+        "if in_unfinished_run(file):",
+        "if False:",
+        ("test_the_ledger_of_an_unfinished_run_is_no_release",),
+    ),
+    Fault(
+        "the gate accepts a guarantee without digests",
+        "if run_format < SINCE:",
+        "if True:",
+        ("test_a_folder_next_to_a_growing_ledger_keeps_its_figure",),
+    ),
+    Fault(
         "the Trainer logs how long its steps took",
         "super().log(public)  # with",
         "super().log(public, start_time)  # with",
@@ -557,7 +591,7 @@ FAULTS = (
     ),
     Fault(
         "the Trainer does not say how a checkpoint was chosen",
-        "self.private.ledger.state(Terms((HELD_OUT, _CHOICE, *self._choices())))",
+        "self.private.ledger.state(Terms((HELD_OUT, CHOICE, *self._choices())))",
         "self._choices()",
         ("test_held_out_rows_choose_the_checkpoint_and_the_guarantee_says_so",),
     ),

@@ -65,6 +65,8 @@ def test_what_is_saved_comes_back_as_it_was(protect: DPSGD | None, encoder: str,
 def test_every_fold_spends_and_a_budget_ends_it(encoder: str) -> None:
     made = TextClassifier(encoder, protect=DPSGD(epsilon=4), part="head", train=QUICK, unit="patient")
     assert clone(made).get_params() == made.get_params()
+    with pytest.raises(DataError, match=r"cross_val_score: params=\{'groups'"):
+        cross_val_score(made, TEXTS, LABELS, cv=2, error_score="raise")
     with pytest.warns(SpendsAgain, match="spends again") as caught:
         scores = cross_val_score(made, TEXTS, LABELS, cv=2, params={"groups": PATIENTS})
         made.fit(TEXTS, LABELS, groups=PATIENTS)

@@ -171,7 +171,8 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def load(cls, folder: str | Path) -> TextClassifier:
         """Load a fitted classifier from a run folder."""
         run = load_run(Path(folder))
-        check_digests(run.metrics, Path(folder) / "metrics.json")  # `save` would state an edited figure as its own
+        # `save` would state an edited figure as its own.
+        check_digests(run.metrics, Path(folder) / "metrics.json", run_format=run.settings.format)
         if run.model.task != "classification":
             raise DataError(f"Expected a run of a classifier at {str(folder)!r}, got one for {run.model.task}.")
         settings, stated = run.settings, run.metrics.get("guarantee")
@@ -199,7 +200,8 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if groups is None and self.protect is not None and self.unit not in (EACH_ROW, TextClassifier().unit):
             raise DataError(
                 f"Expected groups, which hold the {self.unit} of each text, because {setting('unit', self.unit)} was "
-                f"set; got none. Pass groups to protect each {self.unit}, or leave the unit out to protect each row."
+                f"set; got none. Pass groups to protect each {self.unit} (to cross_val_score: params={{'groups': …}}), "
+                "or leave the unit out to protect each row."
             )
         values = np.asarray(labels)
         names = np.unique(values) if self.classes is None else np.asarray(self.classes)

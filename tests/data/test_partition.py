@@ -61,10 +61,18 @@ def test_a_larger_share_holds_out_all_that_a_smaller_one_does() -> None:
     assert small < large
 
 
+def test_a_share_that_leaves_a_side_empty_is_refused_with_one_that_works() -> None:
+    tiny = toy(20, 2)
+    with pytest.raises(DataError, match=r"another share \(validation=0\.\d+\)") as caught:
+        hold_out(tiny, 0.001)
+    share = float(str(caught.value).split("validation=")[1].split(")")[0])
+    assert set(hold_out(tiny, share).split_names) == {"train", "validation"}
+
+
 def test_a_side_without_rows_or_without_a_class_is_refused_with_the_remedy() -> None:
     with pytest.raises(DataError, match="Expected validation rows .*use a validation file"):
         hold_out(toy(4, 2, per_unit=4), 0.001)
-    with pytest.raises(DataError, match="Expected training rows .*another share"):
+    with pytest.raises(DataError, match="Expected training rows .*use a validation file, or add rows"):
         hold_out(toy(4, 2, per_unit=4), 0.999)
     rare = replace(toy(300, 2), labels=(2, *(0, 1) * 149, 0), label_names=("a", "b", "once"))
     with pytest.raises(DataError, match=r"every class among the .* rows .* 1 of 3 classes \('once'\) are only"):

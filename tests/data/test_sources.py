@@ -295,3 +295,12 @@ def test_numbers_with_a_decimal_comma_are_no_classes(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="decimal point, got a comma in row 2"):
         load(path)
     assert load(path, task="classification", validation=0).classes == 9
+
+
+def test_a_column_that_only_the_validation_file_lacks_is_to_be_added_there(tmp_path: Path) -> None:
+    train = write(tmp_path / "a.csv", rows_of(12))
+    other = write(tmp_path / "b.csv", [{"text": "another", "label": "cat"}] * 2)
+    with pytest.raises(DataError, match=r"column 'author' for unit in .*b\.csv.* Add the column to that file"):
+        load(train, Columns(unit="author"), validation=other)
+    with pytest.raises(DataError, match="Set unit"):
+        load(train, Columns(unit="patient"))

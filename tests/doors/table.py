@@ -79,3 +79,27 @@ def as_markdown(filled: dict[tuple[str, str], dict[str, str]]) -> str:
         outcomes = [sorted(set(filled.get((entry, act), {}).values()), key=OUTCOMES.index) for act in ACTS]
         lines.append(f"| {words} | " + " | ".join(", ".join(one) for one in outcomes) + " |")
     return "\n".join(lines) + "\n"
+
+
+def as_list(filled: dict[tuple[str, str], dict[str, str]]) -> str:
+    """Return the tests behind the table, in words: for every door and act, the outcome and what exactly was done.
+
+    A cell says "certified" for the acts that are listed here, and no others.
+    """
+    lines = []
+    for entry, words in DOORS.items():
+        lines += [f"### {words}", ""]
+        for act in ACTS:
+            tests = sorted(filled.get((entry, act), {}).items(), key=lambda one: (OUTCOMES.index(one[1]), one[0]))
+            lines += [f"- *{act}*, {outcome}: {_in_words(test)}" for test, outcome in tests]
+        lines.append("")
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _in_words(test: str) -> str:
+    """Return the name of a test as a sentence.
+
+    >>> _in_words("test_train.py::test_an_edit_fails_the_gate")
+    'an edit fails the gate'
+    """
+    return test.rsplit("::", 1)[-1].removeprefix("test_").replace("_", " ")

@@ -351,7 +351,6 @@ SHARED: dict[str, Callable[[], tuple[Any, Any]]] = {
     "the same object": lambda: ("patient_id", SAME),
     "equal rows": lambda: ("patient_id", rows(4)),
     "other rows of a person": lambda: ("patient_id", [held_out(1)[0], held_out(1)[0] | {"patient_id": "p3"}]),
-    "equal rows without ids": lambda: ("patient_id", without_ids(2)),
     "equal rows, each a unit": lambda: (None, [*without_ids(50)[48:], without_ids(1)[0]]),
     "equal rows, padded": lambda: (None, Padded(without_ids(1))),
     "part of the dataset": lambda: (None, Subset(SAME, [5])),  # type: ignore[arg-type]
@@ -385,6 +384,35 @@ def test_a_person_is_recognized_by_a_number_as_text_and_people_may_have_equal_ro
     trained = trainer(tmp_path, train_dataset=numbered, eval_dataset=held_out())
     with pytest.raises(DataError, match="1 units"):
         trained.predict([held_out(1)[0] | {"patient_id": " 7"}])
+
+
+@door("PrivateTrainer", "evaluate", REJECTED)
+def test_rows_that_do_not_say_whose_they_are_are_not_evaluated_on(tmp_path: Path) -> None:
+    # Other rows of the same people would pass: nothing in them is equal to a training row.
+    unknown = [{name: row[name] for name in ("input_ids", "attention_mask", "labels")} for row in held_out()]
+    for dataset in (unknown, iter_of(unknown), {"one": held_out(), "two": unknown}):
+        with pytest.raises(DataError, match="column 'patient_id' in eval_dataset"):
+            trainer(tmp_path, eval_dataset=dataset)
+    with pytest.raises(DataError, match="keep the column in test_dataset"):
+        trainer(tmp_path).predict(unknown)
+
+
+def long_rows(length: int, count: int = 20, seed: int = 5) -> list[dict[str, Any]]:
+    """Return rows without ids of 12 tokens, truncated as a tokenizer does: with the token of the end."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = [[1, *torch.randint(3, 40, (11,), generator=generator).tolist()] for _ in range(count)]
+    ids = [[*one[: length - 1], 2] for one in ids]
+    return [{"input_ids": one, "attention_mask": [1] * len(one), "labels": one[1] % 3} for one in ids]
+
+
+@door("PrivateTrainer", "evaluate", REJECTED)
+@pytest.mark.parametrize(("length", "other"), [(12, 10), (10, 12)])
+def test_training_rows_are_recognized_if_they_are_truncated_otherwise(tmp_path: Path, length: int, other: int) -> None:
+    given: dict[str, Any] = {"train_dataset": long_rows(length), "unit": None}
+    fresh = long_rows(other, 40, seed=6)
+    with pytest.raises(DataError, match="20 rows of it"):
+        trainer(tmp_path, eval_dataset=[*long_rows(other), *fresh], **given)
+    trainer(tmp_path, eval_dataset=[*long_rows(other)[:2], *fresh], **given)  # a few may begin alike by chance
 
 
 @door("PrivateTrainer", "evaluate", REJECTED)

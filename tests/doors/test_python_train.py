@@ -264,15 +264,20 @@ def test_rows_of_a_training_unit_never_choose_the_model(model: Classifier, corpu
     patient = TrainingPlan.make(model, both, protect=NOISE, train=replace(SHORT, patience=1))
     with pytest.raises(DataError, match="other patients than the training rows"):
         train(model, both, patient)
-    rows = replace(corpus, units=None, unit_name="row")
-    twice = Corpus(
-        "toy",
-        rows.texts * 2,
-        labels=(rows.labels or ()) * 2,
-        label_names=rows.label_names,
-        splits=("train",) * 40 + ("validation",) * 40,
-    )
-    plan = TrainingPlan.make(model, twice, protect=NOISE, train=replace(SHORT, patience=1))
-    with pytest.raises(DataError, match="nothing but training rows"):
-        train(model, twice, plan)
+    assert corpus.labels is not None
+    for held_out, shared in (
+        (corpus.texts, 40),
+        ((*corpus.texts[:39], "another text"), 39),
+        (tuple(f"{text} ." for text in corpus.texts), 40),
+    ):
+        twice = Corpus(
+            "toy",
+            corpus.texts + held_out,
+            labels=corpus.labels * 2,
+            label_names=corpus.label_names,
+            splits=("train",) * 40 + ("validation",) * 40,
+        )
+        plan = TrainingPlan.make(model, twice, protect=NOISE, train=replace(SHORT, patience=1))
+        with pytest.raises(DataError, match=f"that are not training rows, got {shared} of 40"):
+            train(model, twice, plan)
     assert all(record.spends == 0 for record in People().records())

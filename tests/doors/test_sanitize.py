@@ -79,7 +79,7 @@ def test_without_a_unit_the_figure_is_for_each_row_and_a_patient_costs_more(comm
     assert beside["unit"] == "patient" and is_true(beside, 8)
     assert beside["guarantee"]["epsilon"] > command.beside("rows.csv")["guarantee"]["epsilon"], "two rows each"
     # Other names of a unit cannot be matched, and the total says so with both names.
-    assert "recorded for each row, not for each patient" in by_patient["people"]["sentence"]
+    assert "recorded for each row, not for each patient" in " ".join(by_patient["people"]["remarks"])
 
 
 @door("sanitize", "again", CERTIFIED)

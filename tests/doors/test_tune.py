@@ -132,7 +132,7 @@ def test_scores_on_the_training_rows_have_noise_that_is_counted(tuned: tuple[Pat
 def test_the_private_rows_cannot_be_named_as_public_text_or_as_validation_rows(here: Door, tmp_path: Path) -> None:
     for words, told in (
         (["--score-on", here.rows], "other text than the private one"),
-        (["--validation", here.rows], "Expected validation rows of other"),
+        (["--validation", here.rows], "Expected validation rows"),
     ):
         said = here.say("tune", *SEARCH, *CLASSES, *words, out=tmp_path / "run")
         assert said.status == 2 and told in said.err and not list(tmp_path.iterdir())

@@ -153,6 +153,33 @@ def test_a_classifier_is_saved_with_its_ledger(
         TextClassifier.load(tmp_path / "again")
 
 
+def test_weights_without_the_files_that_state_their_guarantee_do_not_pass_as_a_ledger(
+    run_of: Callable[..., Path], check: Check
+) -> None:
+    run = run_of("dp-sgd")
+    for name in ("metrics.json", "settings.toml"):
+        (run / name).unlink()
+    status, words = check(run, "--delta", "1e-5")
+    assert status == 2 and "holds model.safetensors" in words
+    assert main(["statement", str(run), "--delta", "1e-5"]) == 2
+
+
+def test_the_ledger_of_an_unfinished_run_is_no_release(
+    tmp_path: Path, check: Check, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run.unfinished" / "client-0"
+    folder.mkdir(parents=True)
+    with Ledger.open(folder / "ledger.jsonl", unit="patient", adjacency="zero-out") as ledger:
+        ledger.spend(GaussianDpEvent(2.0), "step 0")
+    for path in (folder, folder / "ledger.jsonl"):
+        status, words = check(path, "--delta", "1e-5")
+        assert status == 2 and "got an unfinished run" in words
+        assert main(["statement", str(path), "--delta", "1e-5"]) == 2
+    folder.parent.rename(tmp_path / "run")
+    assert not capsys.readouterr().out
+    assert check(tmp_path / "run" / "client-0", "--delta", "1e-5") == (0, "")
+
+
 def test_an_edited_figure_is_not_exported(run_of: Callable[..., Path], tmp_path: Path) -> None:
     run = run_of("dp-sgd")
     changed(run / "metrics.json", guarantee__epsilon=0.1)
@@ -175,6 +202,7 @@ def test_a_sanitized_file_is_compared_with_its_statement(
     for edit in (
         lambda: changed(stated, guarantee__epsilon=0.1),
         lambda: without_digests(stated, guarantee__epsilon=0.1),
+        lambda: without_digests(stated, units=3),
         lambda: changed(stated, guarantee__assumptions=[]),
         lambda: changed(stated, unit="word"),
         lambda: changed(stated, spent={}),
@@ -203,6 +231,9 @@ def test_a_folder_next_to_a_growing_ledger_keeps_its_figure(tmp_path: Path, chec
     whole = replace(stated, epsilon=2 * stated.epsilon)  # the whole plan, before its last step: never too little
     file.write_text(json.dumps(guarantee_with_digests(whole, folder, Ledger.read(tmp_path / "out" / "ledger.jsonl"))))
     assert check(folder) == (0, "")
+    without_digests(file, assumptions=[*stated.assumptions, "one more"])  # agrees with the ledger, but for any weights
+    status, words = check(folder)
+    assert status == 2 and "Expected 'digests'" in words
     for edit in (
         lambda: changed(file, epsilon=0.1),
         lambda: without_digests(file, epsilon=0.1),

@@ -20,6 +20,7 @@ from discreet.accounting.ledger import Ledger
 from discreet.catalog import PROTECTIONS
 from discreet.cli.main import main
 from discreet.core.errors import LedgerError, ModelError
+from discreet.core.guarantee import Guarantee
 from discreet.data.samplers import Poisson
 from discreet.protections.dp_sgd import DPSGD
 from discreet.report.methods import METHODS, method_of
@@ -141,6 +142,19 @@ def test_the_statement_of_an_unprotected_run_says_none(run_of: Callable[..., Pat
     assert found["algorithm"]["name"] is None
 
 
+def test_a_statement_says_whether_the_names_of_the_classes_were_given(run_of: Callable[..., Path]) -> None:
+    def of(name: str, **more: Any) -> tuple[list[str], list[str]]:
+        told = statement_of(run_of(name, **more))["algorithm"]
+        lists = (told["chosen_without_data"], told["chosen_with_data"])
+        return tuple([one for one in chosen if "names of the classes" in one] for chosen in lists)  # type: ignore[return-value]
+
+    assert of("dp-sgd") == (["the names of the classes, which were given or are those of a built-in corpus"], [])
+    without, (read,) = of("dp-sgd", label_names=None)
+    assert not without and "read from private labels" in read and "unless" not in read
+    without, (unknown,) = of("plain")
+    assert not without and "unless they were given" in unknown
+
+
 def test_a_cap_and_a_fixed_seed_are_stated(run_of: Callable[..., Path]) -> None:
     found = statement_of(run_of("dp-sgd", max_per_unit=2, noise_seed=1))
     assert found["contribution"]["max_rows_per_unit"] == 2 and found["contribution"]["cap_chosen_without_data"] is True
@@ -192,8 +206,9 @@ def test_a_folder_of_the_trainer(run_of: Callable[..., Path], tmp_path: Path) ->
     run = run_of("dp-sgd")
     folder = tmp_path / "out" / "checkpoint-1"
     folder.mkdir(parents=True)
-    stated = json.loads((run / "metrics.json").read_text())["guarantee"]
-    (folder / "guarantee.json").write_text(json.dumps(stated))
+    stated = Guarantee.from_dict(json.loads((run / "metrics.json").read_text())["guarantee"])
+    values = guarantee_with_digests(stated, folder, Ledger.read(run / "ledger.jsonl"))
+    (folder / "guarantee.json").write_text(json.dumps(values))
     shutil.copy(run / "ledger.jsonl", folder.parent)
     found = statement_of(folder)
     assert found["release"]["kind"] == "trainer" and found["algorithm"]["name"] == "dp-sgd"

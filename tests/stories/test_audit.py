@@ -32,6 +32,7 @@ def test_a_run_is_trained_with_canaries_and_audited(
     assert found["canaries"] == "gradient" and "never replaces a proof" in found["sentence"]
     printed = call("audit", tmp_path / "a", "--confidence", 0.9)
     assert "certified upper bound" in printed and "measured lower bound" in printed
+    assert "The verdict uses the f-DP bound alone." in printed and "in up to 10% of audits" in " ".join(printed.split())
     assert "An audit never replaces a proof" in printed
     assert max(map(len, printed.splitlines())) <= 80
     call(*private, "--audit", 100, "--audit-canaries", "examples", "--out", tmp_path / "b")

@@ -84,6 +84,20 @@ class OneRun:
         }
 
 
+def basis(method: str, confidence: float) -> str:
+    """Return on which of several lower bounds a verdict rests, as a sentence.
+
+    They are computed from the same draws without a correction for their number, so only one of them may decide.
+
+    >>> basis("f-DP", 0.95)
+    'The verdict uses the f-DP bound alone. Each other figure exceeds the true epsilon in up to 5% of audits.'
+    """
+    return (
+        f"The verdict uses the {method} bound alone. Each other figure exceeds the true epsilon in up to "
+        f"{100 * (1 - confidence):.3g}% of audits."
+    )
+
+
 @dataclass(frozen=True)
 class Audited:
     """The result of an audit: the claimed epsilon beside the measured lower bound, and a one-run audit beside both."""

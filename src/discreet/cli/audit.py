@@ -234,6 +234,8 @@ def _print_run(result: RunAudit) -> None:
     if result.sums is not None:
         rows["canary sums"] = f"epsilon {_down(result.sums)} (an estimate, not a bound)"
     table(rows, title=f"Audit of the run, delta = {in_digits(result.delta)}")
+    if math.isfinite(result.upper_bound):
+        paragraph(_basis(result))
     paragraph(f"The measured lower bound holds within this family: {result.family}.")
     _print_checks(result.checks)
     if math.isfinite(result.upper_bound):
@@ -270,6 +272,7 @@ def _print_release(result: Audited) -> None:
         **_one_run_rows(result.one_run),
     }
     table(rows, title=f"Audit of {result.name}, delta = {in_digits(result.delta)}")
+    paragraph(_basis(result))
     _print_tested(result.tested)
     _print_verdict(_found(result.refuted, result.confidence), result.not_tested)
 
@@ -281,6 +284,13 @@ def _one_run_rows(single: OneRun) -> dict[str, str]:
     counts = single.outcome
     rows["guesses"] = f"{counts.right:,} of {counts.guesses:,} right, {counts.canaries:,} canaries"
     return rows
+
+
+def _basis(result: Audited | RunAudit) -> str:
+    from discreet.audit.run import RunAudit
+    from discreet.audit.subject import basis
+
+    return basis("f-DP" if isinstance(result, RunAudit) else "many-runs", result.confidence)
 
 
 def _found(refuted: bool, confidence: float) -> str:
@@ -319,7 +329,8 @@ def _verdict(result: Audited | RunAudit) -> str:
     )
     reason = f" {failure(result.failed)}" if isinstance(result, RunAudit) and result.failed else ""
     missing = "; ".join(one.sentence() for one in result.not_tested)
-    return f"{found}, with {result.confidence:.0%} confidence.{reason} Not tested: {missing}. {NOT_A_PROOF}"
+    sure = f"{found}, with {result.confidence:.0%} confidence.{reason}{f' {_basis(result)}' if claimed else ''}"
+    return f"{sure} Not tested: {missing}. {NOT_A_PROOF}"
 
 
 def _down(bound: float) -> str:

@@ -26,7 +26,8 @@ def export(
         from discreet.training.run_folder import load_run
 
         loaded = load_run(run)
-        check_digests(loaded.metrics, run / "metrics.json")  # the model card of the export states the guarantee again
+        # The model card of the export states the guarantee again.
+        check_digests(loaded.metrics, run / "metrics.json", run_format=loaded.settings.format)
         kind = loaded.save_pretrained(out)
     if json:
         as_json({"run": str(run), "out": str(out), "class": kind})

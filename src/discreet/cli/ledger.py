@@ -11,7 +11,7 @@ import typer
 from discreet.cli.options import Json
 from discreet.cli.output import as_json, line, paragraph, working
 from discreet.core.errors import invalid
-from discreet.core.files import UNFINISHED
+from discreet.core.files import in_unfinished_run
 from discreet.core.guarantee import LARGEST_DELTA, in_digits
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def ledger(
         if delta is not None or statement.budget is not None:
             guarantee = statement.guarantee(delta)
         restated = _restated(statement, delta)
-        budget, remaining, unfinished = statement.budget, _remaining(statement), _unfinished(path)
+        budget, remaining, unfinished = statement.budget, _remaining(statement), in_unfinished_run(path)
         spent = 0.0 if budget is None else statement.guarantee().epsilon
     if json:
         as_json(values)
@@ -167,7 +167,7 @@ def _values(path: Path, statement: Statement, delta: float | None) -> dict[str, 
         "spent_again": statement.respent,
         "torn": statement.torn,
         "unfinished": statement.unfinished,
-        "unfinished_run": _unfinished(path),
+        "unfinished_run": in_unfinished_run(path),
         "guarantee": statement.guarantee(delta).as_dict() if has_delta else None,
         **({} if restated is None else {"guarantee_at_default_delta": restated.as_dict()}),
         "budget": None if statement.budget is None else vars(statement.budget),
@@ -175,11 +175,6 @@ def _values(path: Path, statement: Statement, delta: float | None) -> dict[str, 
             {"event": text.loads(event_to_json(event)), "spends": more} for event, more in _remaining(statement)
         ],
     }
-
-
-def _unfinished(path: Path) -> bool:
-    """Return whether a ledger is that of an unfinished run, or of a client of one."""
-    return any(name.endswith(UNFINISHED) for name in path.resolve().parent.parts)
 
 
 def _restated(statement: Statement, delta: float | None) -> Guarantee | None:

@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 UNFINISHED = ".unfinished"  # at the end of the name of the folder of an unfinished run
 
 
+def in_unfinished_run(path: Path) -> bool:
+    """Return whether a file is in the folder of an unfinished run, or of a client of one."""
+    return any(name.endswith(UNFINISHED) for name in path.resolve().parent.parts)
+
+
 def cache_folder() -> Path:
     """Return where encoded text and installed models are kept: $DISCREET_CACHE, or the user's cache folder."""
     if "DISCREET_CACHE" in os.environ:

@@ -27,6 +27,13 @@ FLOATING_POINT = (
 # The assumption of every training whose figures of utility come from rows that were held out.
 HELD_OUT = "held-out rows are not protected: utility figures are computed on them"
 
+# The assumption of every training about what its user decides: choosing the best of two models by their scores on the
+# training rows is a release without noise.
+CHOICE = (
+    "what is released, which settings it has and when training ends were decided without looking at the training rows, "
+    "except through what the guarantee covers"
+)
+
 LARGEST_DELTA = 1e-5  # of a default; NIST SP 800-226, as commonly summarised, calls larger values suspicious
 
 _MEANING = {

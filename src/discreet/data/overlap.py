@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections import Counter
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from discreet.data.corpus import Corpus
 _BRACKETS = re.compile(r"-(?:lrb|rrb|lsb|rsb|lcb|rcb)-")
 _NEITHER_LETTER_NOR_DIGIT = re.compile(r"[\W_]+")
 _BY_CHANCE = 20  # held-out rows, below which all of their texts may occur among the training rows by chance
+_SHARE = 0.1  # of the held-out rows that may have the text of a training row, in addition to the repeated texts
 
 
 def normalised(text: str) -> str:
@@ -62,24 +64,41 @@ def check_held_out(train: Corpus, held_out: Corpus) -> None:
     """Reject held-out rows of units that are trained on.
 
     Held-out rows are read without noise: utility figures are computed on them, and they decide when to stop. Without
-    ids, held-out rows that all occur among the training rows are the same rows; a few equal texts may be those of other
-    people.
+    ids, rows are compared by their `normalised` texts. A few equal texts may be those of other people: the held-out
+    rows are rejected if all of them, or 10% more of them than of the training rows themselves, have the text of another
+    training row.
 
     Guarantee: no held-out row belongs to a named unit of the training rows.
     """
     if train.units is not None:
         shared = len(set(train.unit_names) & set(held_out.unit_names))
-        got = f"{shared:,} of them"
+        expected, got = f"of other {train.unit_name}s than the training rows", f"{shared:,} of them"
     else:
-        rows, others = (set(zip(one.texts, one.second or one.texts, strict=True)) for one in (train, held_out))
-        by_chance = len(held_out) < _BY_CHANCE and not rows <= others
-        shared, got = int(others <= rows and not by_chance), "nothing but training rows"
+        shared = _shared_rows(_keys(train), _keys(held_out))
+        expected = "that are not training rows"
+        got = f"{shared:,} of {len(held_out):,} with the text of a training row"
     if shared:
         raise DataError(
-            f"Expected validation rows of other {train.unit_name}s than the training rows, got {got}. Validation rows "
-            "are read without noise, and would reveal protected ones. Divide the rows by units, or leave "
-            f"{setting('validation')} out: a part of the units is then held out."
+            f"Expected validation rows {expected}, got {got}. Validation rows are read without noise, and would reveal "
+            f"protected ones. Divide the rows by units, or leave {setting('validation')} out: a part of the units is "
+            "then held out."
         )
+
+
+def _shared_rows(train: list[tuple[str, str]], held_out: list[tuple[str, str]]) -> int:
+    """Return how many held-out rows occur among the training rows; 0 if that may be by chance."""
+    rows = Counter(train)
+    shared = sum(one in rows for one in held_out)
+    if shared <= 1 or (len(held_out) < _BY_CHANCE and not rows.keys() <= set(held_out)):
+        return 0
+    repeated = sum(count for count in rows.values() if count > 1) / len(train)
+    return shared if shared == len(held_out) or shared / len(held_out) > _SHARE + repeated else 0
+
+
+def _keys(corpus: Corpus) -> list[tuple[str, str]]:
+    """Return the normalised texts of every row."""
+    second = corpus.second or ("",) * len(corpus)
+    return [(normalised(one), normalised(other)) for one, other in zip(corpus.texts, second, strict=True)]
 
 
 def _all_texts(corpus: Corpus) -> tuple[str, ...]:

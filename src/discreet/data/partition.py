@@ -28,6 +28,7 @@ from discreet.data.corpus import Corpus
 Indices = npt.NDArray[np.int64]
 _SHOWN = 3  # classes named in an error
 _LONGEST = 30  # characters of a class name in an error
+_SHARES = (0.2, 0.15, 0.25, 0.1, 0.3, 0.4, 0.5)  # to hold out, tried in this order if another share leaves a side empty
 
 
 def hold_out(
@@ -45,49 +46,54 @@ def hold_out(
     a side that lacks a class of the other.
     """
     open_probability("fraction", fraction, "It is the share of units to hold out.")
-    train = np.array([split == "train" for split in corpus.splits], dtype=bool)
-    moved = train & share_of(corpus, fraction, Purpose.HOLD_OUT, seed, adjacency)
-    count, moved_count = int(train.sum()), int(moved.sum())
-    if moved_count in {0, count}:
-        side = "validation" if moved_count == 0 else "training"
-        raise DataError(
-            f"Expected {side} rows after holding out {fraction:.0%} of the {count} rows of corpus {corpus.name!r}, "
-            f"got none. Each unit is held out independently; {_REMEDY}"
-        )
-    splits = tuple("validation" if moves else split for moves, split in zip(moved.tolist(), corpus.splits, strict=True))
+    places = uniform(corpus, Purpose.HOLD_OUT, seed, adjacency)
+    fault = _unusable(corpus, places, fraction, every_class)
+    if fault is not None:
+        working = next((share for share in _SHARES if not _unusable(corpus, places, share, every_class)), None)
+        another = "" if working is None else f" hold out another share ({setting('validation', working)}),"
+        raise DataError(f"{fault} use a validation file,{another} or add rows.")
+    splits = _held_out(corpus, places, fraction)
+    count, moved_count = corpus.splits.count("train"), corpus.splits.count("train") - splits.count("train")
     what = f"{corpus.unit_name} units" if corpus.units is not None else "rows"
     remark = (
         f"{moved_count} of {count} rows were held out as validation (each of the {what} independently), because the "
         "source has no such split"
     )
-    split_corpus = dataclasses.replace(corpus, splits=splits, remarks=(*corpus.remarks, remark))
-    if every_class:
-        _check_classes(split_corpus)
-    return split_corpus
+    return dataclasses.replace(corpus, splits=splits, remarks=(*corpus.remarks, remark))
 
 
-_REMEDY = f"use a validation file, hold out another share ({setting('validation', 0.2)}), or add rows."
+def _held_out(corpus: Corpus, places: npt.NDArray[np.float64], share: float) -> tuple[str, ...]:
+    """Return the splits of all rows after a share of the training units is held out."""
+    moved = zip(corpus.splits, (places < share).tolist(), strict=True)
+    return tuple("validation" if split == "train" and moves else split for split, moves in moved)
 
 
-def _check_classes(corpus: Corpus) -> None:
-    """Reject a hold-out in which one side lacks a class of the other."""
-    if corpus.labels is None:
-        return
-    sides: dict[str, set[int]] = {"train": set(), "validation": set()}
-    for label, split in zip(corpus.labels, corpus.splits, strict=True):
-        if split in sides:
-            sides[split].add(label)
+def _unusable(corpus: Corpus, places: npt.NDArray[np.float64], share: float, every_class: bool) -> str | None:
+    """Return why a share cannot be held out, or None: one side has no row, or lacks a class of the other."""
+    after = _held_out(corpus, places, share)
+    if after == corpus.splits or "train" not in after:
+        return (
+            f"Expected {'training' if 'train' not in after else 'validation'} rows after holding out {share:.0%} of "
+            f"the {corpus.splits.count('train')} rows of corpus {corpus.name!r}, got none. Each unit is held out "
+            "independently;"
+        )
+    if corpus.labels is None or not every_class:
+        return None
+    classes: dict[str, set[int]] = {"train": set(), "validation": set()}
+    for label, split in zip(corpus.labels, after, strict=True):
+        classes.setdefault(split, set()).add(label)
     for side, other in (("train", "validation"), ("validation", "train")):
-        missing = sorted(sides[other] - sides[side])
+        missing = sorted(classes[other] - classes[side])
         if missing:
             # A long label may be a text from a wrong column, and texts are private.
             names = [repr(name) for name in (corpus.label_names[label] for label in missing) if len(name) <= _LONGEST]
             shown = f" ({', '.join(names[:_SHOWN])}{', …' if len(names) > _SHOWN else ''})" if names else ""
-            raise DataError(
+            return (
                 f"Expected every class among the {side} rows of corpus {corpus.name!r}, but {len(missing)} of "
                 f"{len(corpus.label_names)} classes{shown} are only in the {other} rows. Each unit is held out "
-                f"independently of its class; merge or remove rare classes, {_REMEDY}"
+                "independently of its class; merge or remove rare classes,"
             )
+    return None
 
 
 def keep_share(

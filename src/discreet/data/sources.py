@@ -363,7 +363,9 @@ def _from_tables(
             faults.append(error.message.marked)
             return []
 
+    expected = (*tables["train"].names, *tables["train"].nested)
     for split, table in tables.items():
+        table = table if split == "train" else dataclasses.replace(table, expected=expected)
         texts += attempt(_texts, table, columns.text, "text")
         if columns.text_pair is not None:
             second += attempt(_texts, table, columns.text_pair, "text-pair")

@@ -31,7 +31,8 @@ class Table:
     """Named columns of equal length from one source; a column is read on demand.
 
     `classes` holds the class names of class columns, in the order of the source. `nested` holds the paths of values
-    inside objects, such as "ticket.body"; they can be read like columns.
+    inside objects, such as "ticket.body"; they can be read like columns. `expected` are the columns of the training
+    rows, if these are other rows of the same source.
     """
 
     where: str
@@ -40,6 +41,7 @@ class Table:
     read: Callable[[str], list[Any]] = field(compare=False)
     classes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     nested: tuple[str, ...] = ()
+    expected: tuple[str, ...] = ()
 
     def column(self, name: str, role: str) -> list[Any]:
         """Return a column; the error for a missing one lists the columns. `role` is the setting that names it."""
@@ -56,9 +58,8 @@ class Table:
         there = f"which has {_listed(columns)}"
         if count:
             there = f"which is an object there with {_listed(within)}"
-        raise DataError(
-            f"Expected column {shown(name)} for {role} in {self.where!r}, {there}. {_guess(name, columns, role)}"
-        )
+        remedy = "Add the column to that file." if name in self.expected else _guess(name, columns, role)
+        raise DataError(f"Expected column {shown(name)} for {role} in {self.where!r}, {there}. {remedy}")
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -29,6 +29,10 @@ Scalar = int | float | str | bytes | bool
 Value = Scalar | list[int] | list[float] | list[str] | list[bytes]
 Visible = Literal["each", "sum"]  # whether the server sees each update, or only their sum
 
+# Assumptions of guarantees of several aggregations and of clients.
+ANSWERS_ALWAYS = "whether a client answers, and the type of its errors, do not depend on its text"
+PUBLIC_SIZES = "the number of clients, the size of each client's data and the settings are public"
+
 UPDATE = "update"  # the stage in which a client computes its update
 _HUGE = 100.0  # an update is rejected if its norm is this many times the lower median of the round
 

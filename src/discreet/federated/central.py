@@ -15,10 +15,12 @@ import numpy as np
 import torch
 
 from discreet.core.errors import SettingError, UnsupportedError, invalid, positive, probability, setting
+from discreet.core.guarantee import HELD_OUT
 from discreet.core.randomness import Rng
 from discreet.core.settings import option_field
 from discreet.data.samplers import Poisson
 from discreet.federated.aggregation import (
+    PUBLIC_SIZES,
     UPDATE,
     Aggregation,
     Array,
@@ -111,8 +113,8 @@ class CentralDP(Aggregation):
             )
         return (
             *trust,
-            "held-out rows are not protected: utility figures are computed on them",
-            "the number of clients, the size of each client's data and the settings are public",
+            HELD_OUT,
+            PUBLIC_SIZES,
         )
 
     def resolve(self, clients: int, rounds: int, parameters: int) -> CentralDP:

@@ -46,7 +46,7 @@ from discreet.core.guarantee import Adjacency, Guarantee
 from discreet.core.randomness import Rng, digest, weights_digest
 from discreet.data.batches import Tokens, Vectors
 from discreet.data.corpus import Corpus
-from discreet.federated.aggregation import UPDATE, Arrays, Local, Payload, Update, Value, why_invalid
+from discreet.federated.aggregation import ANSWERS_ALWAYS, UPDATE, Arrays, Local, Payload, Update, Value, why_invalid
 from discreet.federated.planned import PlannedLedger
 from discreet.federated.settings import GRADIENTS, Federation, at_client
 from discreet.models.classifier import classifier_of
@@ -66,7 +66,6 @@ HELLO, EVALUATE, FINISH = "hello", "evaluate", "finish"  # requests besides thos
 STOPPED = "stopped"  # key of an answer that explains why a client takes no further part
 LOSS, GUARANTEE = "loss", "guarantee"
 AVERAGED = "averaged_"  # begins the name of a score whose predictions are averaged over the client's masks
-ANSWERS_ALWAYS = "whether a client answers, and the type of its errors, do not depend on its text"
 CLIENT_UNIT, CLIENT_LEDGER = "client", "client.jsonl"
 BATCHES, ERRORS, UTILITY = "batches.jsonl", "errors.txt", "utility.json"
 _ANSWER, _MEMORY, _CACHE, _OWN = "answer.safetensors", "memory", "vectors", "whole"

@@ -41,7 +41,7 @@ from discreet.training.plan import delta_for
 from discreet.training.run_folder import RunSettings, begin, finish, forget_secrets, workspace_of
 
 SETTINGS, SERVER, FLOWER = "federation.toml", "server", "flower"
-_RECORDED = f"the recorded batches, in {BATCHES} of each client, are not released"
+_RECORDED_BATCHES = f"the recorded batches, in {BATCHES} of each client, are not released"
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,7 @@ def write_run(
         guarantees += [in_ledger(workspace, one) for one in range(settings.clients) if one not in clients]
     stated = joint(guarantees)
     if stated is not None and settings.record and isinstance(protect, GradientProtection):
-        stated = replace(stated, assumptions=(*stated.assumptions, _RECORDED))
+        stated = replace(stated, assumptions=(*stated.assumptions, _RECORDED_BATCHES))
     if stated is not None and settings.files:
         stated = replace(stated, assumptions=(*stated.assumptions, f"each {stated.unit} is at one client"))
     for values in clients.values():
@@ -325,12 +325,12 @@ def set_aside(workspace: Path, private: Path) -> None:
     """Move everything that depends on who took part in a round out of a finished run, and hide when files were written.
 
     These are the events and errors of single clients and Flower's own logs. Nothing is lost: they are in `private`,
-    which only its owner can read.
+    which only its owner can read, and which exists if there is something in it.
     """
-    private.mkdir(parents=True, exist_ok=True, mode=0o700)
     paths = [workspace / SERVER / PRIVATE, *workspace.glob(f"client-*/{ERRORS}"), *workspace.glob(f"{FLOWER}/*.log")]
     for path in paths:
         if path.exists():
+            private.mkdir(parents=True, exist_ok=True, mode=0o700)
             target = private / f"{path.parent.name}-{path.name}"
             write_atomic(target, path.read_bytes())
             path.unlink()

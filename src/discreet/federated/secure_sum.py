@@ -17,9 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from discreet.core.errors import DataError, SettingError, UnsupportedError, invalid, one_of, positive, setting, whole
+from discreet.core.guarantee import HELD_OUT
 from discreet.core.randomness import Rng
 from discreet.core.settings import option_field
 from discreet.federated.aggregation import (
+    ANSWERS_ALWAYS,
+    PUBLIC_SIZES,
     UPDATE,
     Aggregation,
     Arrays,
@@ -139,9 +142,9 @@ class SecureSum(Aggregation):
         return (
             "the server follows the protocol of the secure sum; it sees which clients take part in a round",
             f"in every round {self.noise.survivors} clients added their noise and keep it secret",
-            "held-out rows are not protected: utility figures are computed on them",
-            "whether a client answers, and the type of its errors, do not depend on its text",
-            "the number of clients, the size of each client's data and the settings are public",
+            HELD_OUT,
+            ANSWERS_ALWAYS,
+            PUBLIC_SIZES,
         )
 
     @property

@@ -53,7 +53,7 @@ SCHEDULE, PROGRESS, LOG, RESULT, FINAL = (
 )
 PRIVATE = "private.txt"
 PID, FAILED = "pid", "failed.txt"  # of a ServerApp: its process, and why it failed
-_RECORDED = "the recorded messages of the clients, in server/record, are not released: they have no noise"
+_RECORDED_MESSAGES = "the recorded messages of the clients, in server/record, are not released: they have no noise"
 _TOKEN = "token"
 _TRIES = 5  # times that a round is tried before the run stops
 _SMALL = 4_000_000  # weights that are saved after every round
@@ -371,7 +371,7 @@ class Server:
             },
         }
         if ledger is not None:
-            unshared = (_RECORDED,) if self.recorder is not None and aggregation.visible == "each" else ()
+            unshared = (_RECORDED_MESSAGES,) if self.recorder is not None and aggregation.visible == "each" else ()
             stated = ledger.guarantee(aggregation.delta, assumptions=(*aggregation.assumptions, *unshared))
             if self.settings.names_read:
                 ledger.state(Terms(aggregation.assumptions, frozenset({Caveat.PRIVATE_CLASSES})))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -93,8 +92,8 @@ def people_of(dataset: Dataset, unit_of: Sequence[Any] | str | None, unit: str) 
     """Return the keyed hashes by which the units of a dataset are recognized in the record of people.
 
     Units with ids are those of a corpus with the same name of a unit and the same ids. Without ids, a row of one or two
-    texts is the row of a corpus with these texts. Any other row is recognized by all that it holds: tensors and arrays
-    by their bytes. A row of objects that have no such form is not recognized. Every row is read once for this.
+    texts is the row of a corpus with these texts. Any other row is recognized by all that it holds, as `row_content`
+    returns it. A row of objects that have no such form is not recognized. Every row is read once for this.
 
     Guarantee: none is needed; the hashes stay on this machine, and their key too.
     """
@@ -106,11 +105,11 @@ def people_of(dataset: Dataset, unit_of: Sequence[Any] | str | None, unit: str) 
         for number in range(len(dataset)):
             row = dataset[number]
             found = _texts_in(row)
+            content = row_content(row) if found is None else None
             if found is not None:
                 texts.append(found)
-            else:
-                with suppress(TypeError, ValueError):
-                    contents.append(json.dumps(row, default=_plain, sort_keys=True))
+            elif content is not None:
+                contents.append(content)
     return np.unique(np.concatenate([people.marks_of_texts(texts), people.marks_of_rows(contents)]))
 
 
@@ -123,15 +122,24 @@ def _texts_in(row: Any) -> tuple[str, str] | None:
     return (texts[0], texts[1] if len(texts) == 2 else "") if len(texts) in (1, 2) else None
 
 
+def row_content(row: Any) -> str | None:
+    """Return all that a row holds as text, by which it is recognized; None for a row of objects without such a form.
+
+    Numbers are the same in a list, an array and a tensor.
+    """
+    try:
+        return json.dumps(row, default=_plain, sort_keys=True)
+    except (TypeError, ValueError):
+        return None
+
+
 def _plain(value: Any) -> Any:
     """Return a value as plain values for JSON; a TypeError says that it has no such form."""
-    if isinstance(value, Tensor | np.ndarray | bytes):
+    if isinstance(value, Tensor | np.ndarray | np.generic):
+        return value.tolist()
+    if isinstance(value, bytes):
         return digest(value)
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, Mapping):
-        return dict(value)
-    return vars(value)
+    return dict(value) if isinstance(value, Mapping) else vars(value)
 
 
 def _ids(dataset: Dataset, unit_of: Sequence[Any] | str | None) -> list[Any] | None:

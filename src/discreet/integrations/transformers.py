@@ -30,7 +30,7 @@ from discreet.accounting.ledger import Ledger, Terms
 from discreet.clipping.layers import find_layers
 from discreet.core.errors import DataError, ModelError, UnsupportedError, invalid, setting
 from discreet.core.files import write_atomic
-from discreet.core.guarantee import HELD_OUT, Guarantee, in_digits
+from discreet.core.guarantee import CHOICE, HELD_OUT, Guarantee, in_digits
 from discreet.core.model_card import STATED
 from discreet.core.randomness import Rng
 from discreet.data.people_columns import column_of_people
@@ -64,7 +64,6 @@ _PRIVATE_LOGS = frozenset(
 )
 _READ = 2_000  # rows, at most, to find a column that tells whose they are
 _EACH_ROW = "row"  # as a unit
-_CHOICE = "when the training ended, and which checkpoint is released, was decided without looking at the training rows"
 _LOADED = "the checkpoint that is loaded at the end is chosen by {metric} on held-out rows"
 _SAVED = "which checkpoints are saved is chosen by {metric} on held-out rows"
 _ENDED = "the training may end early by {metric} on held-out rows; the cost is that of all planned steps"
@@ -223,7 +222,7 @@ class PrivateTrainerMixin(_Trainer):  # type: ignore[misc]
         )
         self._planned_epsilon = self._at_end = None
         if self.is_world_process_zero():
-            self.private.ledger.state(Terms((HELD_OUT, _CHOICE, *self._choices())))
+            self.private.ledger.state(Terms((HELD_OUT, CHOICE, *self._choices())))
         self.private.check_optimizer(self.optimizer)
         # The collator leaves out what the model does not take, such as the column with the unit.
         collate = self._get_collator_with_removed_columns(self.data_collator)

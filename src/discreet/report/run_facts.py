@@ -17,8 +17,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from discreet.core.digests import DIGESTS, check_digests, recorded_ledger
+from discreet.core.digests import check_digests, recorded_ledger
 from discreet.core.errors import DataError, LedgerError, ModelError, first_line, invalid, setting
+from discreet.core.files import in_unfinished_run
 from discreet.core.guarantee import Adjacency, Caveat, Guarantee, in_digits
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ LEDGER, METRICS, SETTINGS = "ledger.jsonl", "metrics.json", "settings.toml"
 FEDERATION, TRAINER = "federation.toml", "guarantee.json"
 SIDECAR = ".privacy.json"  # added to the name of a sanitized file
 TEXT = "text"  # name of a sanitized file in its digests
-_DIGESTS = 4  # the first format of run folders with digests
+_WEIGHTS = frozenset({".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".onnx", ".gguf"})  # how files of weights end
 _CLOSE = 1e-6  # relative difference of two epsilons that is due to the arithmetic of another machine
 RESULTS = "attacks"  # folder of a run with results of attacks and audits, one JSON object in each file
 
@@ -147,7 +148,7 @@ def _run(path: Path, ledger: Path | None, delta: float | None) -> Facts:
     spent = None
     if guarantee is not None:
         spent = _agreed_ledger(guarantee, path / METRICS, recorded_ledger(metrics, LEDGER), path / LEDGER, ledger)
-    _check_files(metrics, settings, path)
+    check_digests(metrics, path / METRICS, run_format=settings.get("format", 1))
     return Facts(
         Kind.RUN,
         path,
@@ -179,7 +180,7 @@ def _federated(path: Path, ledger: Path | None, delta: float | None) -> Facts:
         guarantee = Guarantee.from_dict(metrics["client_guarantee"])
         own = f"server/{LEDGER}"
         spent = _agreed_ledger(guarantee, path / METRICS, recorded_ledger(metrics, own), path / own, ledger)
-    _check_files(metrics, settings, path)
+    check_digests(metrics, path / METRICS, run_format=settings.get("format", 1))
     return Facts(
         Kind.FEDERATED,
         path,
@@ -312,6 +313,17 @@ def _record_of(path: Path) -> tuple[Any, Guarantee | None]:
 
 def _bare_ledger(path: Path, ledger: Path | None, delta: float | None) -> Facts:
     file = path / LEDGER if path.is_dir() else path
+    if in_unfinished_run(file):
+        raise ModelError(
+            f"Expected a finished release at {str(path)!r}, got an unfinished run, which has no guarantee. Resume it "
+            f"({setting('resume', True)}); `discreet ledger` shows what was spent so far."
+        )
+    if path.is_dir() and (weights := sorted(one.name for one in path.iterdir() if one.suffix in _WEIGHTS)):
+        raise ModelError(
+            f"Expected {METRICS} and {SETTINGS}, or {TRAINER}, in {str(path)!r}, which holds {weights[0]}. Without "
+            f"them nothing says that these weights were paid for from its {LEDGER}; restore them, or name the ledger "
+            "itself."
+        )
     spent = _ledger(file, path)
     if delta is None and spent.budget is None:
         raise invalid(
@@ -453,15 +465,6 @@ def _check_same(
 
 def _close(first: float, second: float) -> bool:
     return first == second or abs(first - second) <= _CLOSE * max(abs(first), abs(second)) < math.inf
-
-
-def _check_files(metrics: Mapping[str, Any], settings: Mapping[str, Any], path: Path) -> None:
-    """Raise if a file of a run is not the one that the run wrote; runs of earlier formats recorded no digests."""
-    if not check_digests(metrics, path / METRICS) and settings.get("format", 1) >= _DIGESTS:
-        raise ModelError(
-            f"Expected {DIGESTS!r} in {str(path / METRICS)!r}, which every run of format {settings['format']} records, "
-            "got none. The file was edited; restore it."
-        )
 
 
 def _ledger(path: Path, run: Path) -> Statement:

@@ -20,6 +20,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from discreet import __version__
+from discreet.core.digests import SINCE
 from discreet.core.guarantee import Adjacency, Caveat, Guarantee, in_digits, strength
 from discreet.report.methods import (
     CENTRAL,
@@ -45,6 +46,7 @@ _EPSILONS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)  # of the privacy profile, besi
 _CLOSE = 0.05
 _FEWEST = 5  # rows of a class or a subgroup with which its utility is stated
 _ENCRYPTED = ("secure-sum", "encrypted-sum")  # aggregations in which the server sees only the sum
+_SUMS = ("dp-sgd", "dir-dp-sgd", "central-dp", "secure-sum")  # noisy sums, which protect labels too
 _HONEST_SERVER = "that the server follows the protocol and invents no clients: their keys are not signed"
 _LARGEST_CLIENT = (
     " Each client does this for its own people, with its own noise and ledger; these figures, and the events above, "
@@ -366,9 +368,23 @@ def _chosen_without(facts: Facts) -> list[str]:
         chosen.append("which rows are held out, by a keyed hash of the identity of each unit")
     if facts.max_per_unit is not None:
         chosen.append(f"the cap of {facts.max_per_unit} rows per {facts.unit}")
+    if facts.settings.get("label_names") and _classes_given(facts):
+        chosen.append("the names of the classes, which were given or are those of a built-in corpus")
     if facts.metrics.get("population") is not None:
         chosen.append(f"the population of {facts.metrics['population']:,} {facts.unit}s")
     return chosen
+
+
+def _classes_given(facts: Facts) -> bool:
+    """Return whether the names of the classes were known without the labels.
+
+    A protection of labels records a caveat if the names were read from them, since the format with digests.
+    """
+    method = facts.protection or {}
+    if facts.guarantee is None or facts.settings.get("format", 1) < SINCE:
+        return False
+    noisy = method.get("label_epsilon") is not None or method.get("labels") == "noisy"
+    return (noisy or method.get("name") in _SUMS) and Caveat.PRIVATE_CLASSES not in facts.guarantee.caveats
 
 
 def _chosen_with(facts: Facts) -> list[str]:
@@ -377,8 +393,11 @@ def _chosen_with(facts: Facts) -> list[str]:
         return chosen
     if facts.metrics.get("population") is None:
         chosen.append(f"the number of {facts.unit}s, which is public, and with it delta and the sampling rate")
-    if facts.settings.get("label_names"):
-        chosen.append("the names of the classes, unless they were given; they are public")
+    if facts.settings.get("label_names") and not _classes_given(facts):
+        if facts.guarantee is not None and Caveat.PRIVATE_CLASSES in facts.guarantee.caveats:
+            chosen.append("the names of the classes, which were read from private labels: epsilon is an estimate")
+        else:
+            chosen.append("the names of the classes, unless they were given; labels are not protected")
     model = facts.settings.get("model")
     if isinstance(model, Mapping) and model.get("pairs") == "separate" and facts.settings.get("task") == "regression":
         chosen.append("the scores from which the head starts: around those of held-out rows, which are not protected")

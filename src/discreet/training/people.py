@@ -161,7 +161,10 @@ class Total:
         return _counts_text(self.trainings, self.files)
 
     def sentence(self, fresh: bool = False) -> str:
-        """Return the total as a sentence; `fresh` adds that no limit is set, if there is a figure to limit."""
+        """Return the total as a sentence; `fresh` adds that no limit is set, if there is a figure to limit.
+
+        Releases recorded for units with another name are left to `remarks`, which `discreet ledger` shows.
+        """
         total = self.guarantee
         over = _counts_text(self.trainings, self.files, "protected training run")
         if not self.releases:
@@ -175,7 +178,7 @@ class Total:
                 f"{f' (the delta of this {self.noun})' if self.restated else ''} over {over} recorded here "
                 f"({total.adjacency.value})."
             )
-        text = " ".join([text, *self.remarks])
+        text = " ".join([text, *replace(self, other_units=0).remarks])
         if self.apart:
             text += f" Recorded apart: {self.apart} with a fixed seed, for experiments and not for release."
         return Message(text + (f" No limit is set; {setting('budget')} sets one." if fresh and total.exists else ""))

@@ -48,7 +48,6 @@ SECRET = "secret"
 SEARCH = "search.json"  # progress of an unfinished search for settings, with files and folders that begin with:
 BEST, TRIAL = "best-", "trial-"
 _FORMAT = 4
-_DIGESTS = 4  # since this format, metrics.json has digests of the files and the ledger of the run
 _UNIT_BUDGETS = 3  # since this format, the epsilon of ldp is that of a unit, not of each sentence
 _STABLE_SPLITS = 2  # since this format, each unit is held out by a keyed hash of its own identity
 
