@@ -18,7 +18,8 @@ def test_every_careless_act_is_tested_at_every_entry_point(entry: str) -> None:
 
 
 def test_the_page_shows_the_table_as_the_tests_have_it() -> None:
-    assert as_markdown(cells(TESTS / "doors")) in PAGE.read_text(encoding="utf-8")
+    page, filled = PAGE.read_text(encoding="utf-8"), cells(TESTS / "doors")
+    assert as_markdown(filled) in page and as_list(filled) in page
 
 
 def test_the_list_has_every_test_in_words_below_its_entry_point() -> None:

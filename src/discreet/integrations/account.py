@@ -18,7 +18,7 @@ from torch import nn
 from discreet.accounting.ledger import Ledger, Terms
 from discreet.core.errors import LedgerError, ModelError, UnsupportedError, invalid, setting
 from discreet.core.files import write_atomic
-from discreet.core.guarantee import FLOATING_POINT, Caveat, Guarantee
+from discreet.core.guarantee import CHOICE, FLOATING_POINT, Caveat, Guarantee
 from discreet.core.randomness import Rng, digest
 from discreet.integrations.processes import Processes
 from discreet.integrations.rows import Dataset, people_of
@@ -37,6 +37,7 @@ ASSUMPTIONS = (
     "model, loss and collate function treat private rows as they treat the made-up rows of PrivateTraining.check: "
     "each row by itself, in tensors whose shapes do not depend on the other rows of a part",
     "losses, and whatever else the loop computes from private rows, are not released",
+    CHOICE,
     "sums of clipped gradients are formed in float32 and treated as exact: how the last bits of a sum are rounded may "
     "depend on all of its terms, while each unit's own term, rounding counted in, depends on that unit alone",
     "how long a step takes, and how much memory, is not released",

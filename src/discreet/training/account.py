@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from discreet.accounting.ledger import Ledger, Terms
-from discreet.core.guarantee import FLOATING_POINT, HELD_OUT, Caveat, Guarantee
+from discreet.core.guarantee import CHOICE, FLOATING_POINT, HELD_OUT, Caveat, Guarantee
 from discreet.core.randomness import Rng
 from discreet.protections.base import Live, Once, TextProtection
 from discreet.training.plan import TrainingPlan
@@ -17,6 +17,7 @@ from discreet.training.private import terms_of
 ASSUMPTIONS = (
     "the number of rows of every unit, the settings and the encoder's first weights are public",
     HELD_OUT,
+    CHOICE,
     FLOATING_POINT,
 )
 

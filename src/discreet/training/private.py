@@ -18,7 +18,7 @@ from discreet.accounting.ledger import Ledger, Terms
 from discreet.clipping.independence import check_independent
 from discreet.clipping.tape import Tape
 from discreet.core.errors import LedgerError, invalid, setting
-from discreet.core.guarantee import FLOATING_POINT, HELD_OUT, Adjacency, Caveat, Guarantee
+from discreet.core.guarantee import CHOICE, FLOATING_POINT, HELD_OUT, Adjacency, Caveat, Guarantee
 from discreet.core.randomness import Rng
 from discreet.data.batches import Tokens, Vectors
 from discreet.data.corpus import Corpus
@@ -46,6 +46,7 @@ _POPULATION = (
 ASSUMPTIONS = (
     _PUBLIC,
     HELD_OUT,
+    CHOICE,
     "sums of clipped gradients are formed in float32 and treated as exact: how the last bits of a sum are rounded may "
     "depend on all of its terms, while each unit's own term, rounding counted in, depends on that unit alone",
     "how long a step takes, and how much memory, is not released",
