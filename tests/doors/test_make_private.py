@@ -447,7 +447,7 @@ def test_the_figure_stands_when_the_training_is_closed(form: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("last", [False, True])
-@pytest.mark.parametrize("how", ["in place", "assigned", "data", "hook"])
+@pytest.mark.parametrize("how", ["in place", "assigned", "data", "through data", "hook"])
 def test_a_gradient_that_somebody_adds_to_is_an_estimate(how: str, last: bool, tmp_path: Path) -> None:
     net = Net()
     optimizer = sgd(net)
@@ -459,6 +459,8 @@ def test_a_gradient_that_somebody_adds_to_is_an_estimate(how: str, last: bool, t
                 parameter.grad = parameter.grad + rows()[0][0].mean()
             elif how == "data":
                 parameter.grad.data = parameter.grad + rows()[0][0].mean()
+            elif how == "through data":
+                parameter.grad.data.add_(rows()[0][0].mean())
             else:
                 parameter.grad.add_(rows()[0][0].mean())
 

@@ -212,6 +212,7 @@ class Watch:
         self._weights: dict[str, Sums] | None = None  # of what is trained, where they were taken
         self._parameters = list(parameters.values())
         self._given: dict[int, Known] = {}  # protected gradients, to which no backward pass has added
+        self._given_sums: dict[str, Sums] = {}  # of these gradients, where they are compared by their values
         self._last: Any = None  # the hook that an optimizer runs after its other ones, while it steps
         self._inside = self._applies = self._values = False
         own = weakref.ref(self)
@@ -256,14 +257,14 @@ class Watch:
 
     def step(self, optimizer: torch.optim.Optimizer, gradients: Mapping[nn.Parameter, Tensor], values: bool) -> None:
         """Step an optimizer with protected gradients; with `values`, take the sums of the weights afterwards."""
-        self._give(gradients)
+        self._give(gradients, values)
         self._inside = True
         try:
             optimizer.step()
         finally:
             self._inside = False
             self._unlisten()
-            self._given = {}
+            self._given, self._given_sums = {}, {}
         self._take(values)
 
     def expect(self, gradients: Mapping[nn.Parameter, Tensor], values: bool) -> None:
@@ -282,10 +283,11 @@ class Watch:
 
             for parameter in self._parameters:
                 self._handles.append(parameter.register_post_accumulate_grad_hook(spoil))  # type: ignore[no-untyped-call]
-        self._give(gradients)
+        self._give(gradients, values)
 
-    def _give(self, gradients: Mapping[nn.Parameter, Tensor]) -> None:
+    def _give(self, gradients: Mapping[nn.Parameter, Tensor], values: bool) -> None:
         self._given = {id(parameter): Known.of(one) for parameter, one in gradients.items()}
+        self._given_sums = sums_of({str(id(p)): one for p, one in gradients.items()}) if values else {}
 
     def close(self) -> None:
         """Compare everything for the last time, and stop listening to optimizers."""
@@ -313,7 +315,7 @@ class Watch:
 
         def last(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             watch = own()
-            if watch is not None and not all(watch._is_given(p) for p in watch._moved_by(optimizer)):
+            if watch is not None and not watch._are_given(watch._moved_by(optimizer)):
                 watch.is_changed = True
 
         if self._last is None:  # an optimizer that steps another one has one step
@@ -333,6 +335,13 @@ class Watch:
             self._applies = False
             self._unlisten()
             self._take(self._values)
+
+    def _are_given(self, parameters: list[nn.Parameter]) -> bool:
+        """Return whether these have the protected gradients, by their values too where these are compared."""
+        if not all(self._is_given(parameter) for parameter in parameters):
+            return False
+        held = {str(id(p)): p.grad for p in parameters if p.grad is not None and self._given_sums}
+        return all(self._given_sums[name] == sums for name, sums in sums_of(held).items()) if held else True
 
     def _is_given(self, parameter: nn.Parameter) -> bool:
         known = self._given.get(id(parameter))
