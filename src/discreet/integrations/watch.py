@@ -28,7 +28,7 @@ _COLLECTIONS = (list, tuple, dict, deque)
 _MOST_ITEMS = 256  # of a collection in an attribute; a longer one is a vocabulary, and one that grows was shorter
 _DEPTH = 4  # of objects and collections inside each other
 _NUMBERS = (bool, int, float, complex, str, bytes, np.generic, type(None))  # never changed in place
-_EXTRA = "extra state"
+_EXTRA = "extra_state"
 
 
 def tensors_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
