@@ -31,7 +31,7 @@ spend of it, so the cost of a torn spend is always known. A torn line stays in t
 ends the line with a tab, which no other line contains, and a mark that continues the chain of checks; a torn mark is
 ended by another. A line with a newline but without a valid check is damage, not a crash, and the file is rejected.
 
-Spends whose noise is never used, those of the steps that a run does not take, are written together and synced once. A
+The planned steps of a run are written together and synced once, before the noise of the first of them is used. A
 file that is cut off in them is read as above: what is lost was never used. If their blocks reach the disk in another
 order, a line in the middle is damaged, and the file is rejected.
 """

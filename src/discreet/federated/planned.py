@@ -24,7 +24,7 @@ class PlannedLedger(Ledger):
     """A ledger whose spends are numbered places of a plan: all planned ones are written with the first step.
 
     Guarantee: the ledger never holds fewer spends than the plan or, if its budget is smaller, than that allows, and
-        never fewer than there are different steps. `answers.jsonl` beside it names the step of each place that is in
+        never fewer than there are different steps. `answers.jsonl` next to it names the step of each place that is in
         use, and is on disk before the noise is used; if it is lost, all places count as used.
 
     >>> import tempfile

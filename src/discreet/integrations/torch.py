@@ -436,7 +436,7 @@ class PrivateTraining:
             self._max_rows = state["max_rows"]
 
     def close(self) -> None:
-        """Count the planned steps that were not taken, stop recording, and close the ledger if it was opened here.
+        """Stop recording, and close the ledger if it was opened here.
 
         After the last step the secret's file is deleted.
         """

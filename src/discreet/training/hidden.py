@@ -106,7 +106,7 @@ class HiddenStep(Step):
         return self.account.epsilon()
 
     def guarantee(self) -> Guarantee:
-        """Return the guarantee of all steps so far."""
+        """Return the guarantee of all planned steps."""
         return self.account.guarantee()
 
     def __call__(self, step: int) -> tuple[Tensor | None, int]:

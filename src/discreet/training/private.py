@@ -173,11 +173,11 @@ class PrivateStep(Step):
         return spend_all(self.ledger, self.run, costs, self.terms, self.limit)
 
     def epsilon(self) -> float:
-        """Return an upper bound on the epsilon spent so far."""
+        """Return an upper bound on the epsilon of everything counted, which is that of all planned steps."""
         return self.ledger.epsilon(self.delta)
 
     def guarantee(self) -> Guarantee:
-        """Return the guarantee of all steps so far: a bound only if the seed of the noise is secret."""
+        """Return the guarantee of all planned steps: a bound only if the seed of the noise is secret."""
         terms = self.terms
         return self.ledger.guarantee(self.delta, assumptions=terms.assumptions).with_caveats(terms.caveats)
 

@@ -141,7 +141,7 @@ class Step(ABC):
         return None
 
     def guarantee(self) -> Guarantee | None:
-        """Return the guarantee of all steps so far, or None without a protection."""
+        """Return the guarantee of all planned steps, or None without a protection."""
         return None
 
 
