@@ -31,7 +31,8 @@ from discreet.data.batches import tokenise
 from discreet.data.corpus import Corpus
 from discreet.data.sources import load
 from discreet.metrics.intervals import clopper_pearson
-from discreet.metrics.text import match, text_leakage
+from discreet.metrics.table import text_leakage
+from discreet.metrics.text import match
 from discreet.models.classifier import Classifier
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD

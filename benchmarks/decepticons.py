@@ -25,7 +25,8 @@ from discreet.core.types import GradientRelease, Knowledge
 from discreet.data.batches import tokenise
 from discreet.data.corpus import Corpus
 from discreet.data.sources import load
-from discreet.metrics.text import match, text_leakage
+from discreet.metrics.table import text_leakage
+from discreet.metrics.text import match
 from discreet.models.classifier import Classifier
 from discreet.models.language_model import LanguageModel
 from discreet.protections.dir_dp_sgd import DirDPSGD

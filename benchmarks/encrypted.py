@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 
 from discreet.core.ckks import SecretKey
-from discreet.serving.client import RemoteServer, body_of
-from discreet.serving.encrypted import EncryptedClient, EncryptedHead, packed
-from discreet.serving.head import Head
-from discreet.serving.limits import Limits
-from discreet.serving.server import listen, server_for
+from discreet.local.encrypted import EncryptedClient, EncryptedHead, packed
+from discreet.local.head import Head
+from discreet.local.http import listen, server_for
+from discreet.local.limits import Limits
+from discreet.local.remote import RemoteServer, body_of
 
 
 def head_of(width: int, classes: int) -> Head:

@@ -25,21 +25,22 @@ import torch
 from benchmarks.language_model import Results
 from discreet.attacks.extraction.discoverable import Prompt, Sampling, prompts_of, sample, suffix_log_probabilities
 from discreet.catalog import attack_of, protection
+from discreet.core.device import find_device
 from discreet.core.randomness import Rng
 from discreet.data.canaries import SECRETS, Planting
 from discreet.data.notes import notes
-from discreet.experiment.attack import AttackRequest, run_attack
-from discreet.experiment.people import link_generated
-from discreet.experiment.scene import Scene, Target
+from discreet.experiment.attack.people import link_generated
+from discreet.experiment.attack.request import AttackRequest
+from discreet.experiment.attack.runner import run_attack
+from discreet.experiment.attack.scene import Scene, Target
 from discreet.metrics.intervals import clopper_pearson
 from discreet.models.base import TextModel
 from discreet.models.classifier import Classifier
+from discreet.models.encode import cache_folder
 from discreet.models.language_model import LanguageModel
 from discreet.protections.base import Conditions
 from discreet.protections.dp_sgd import DPSGD
-from discreet.training.encode import cache_folder
 from discreet.training.loop import Job, train
-from discreet.training.parts import find_device
 from discreet.training.plan import TrainingPlan, model_settings
 from discreet.training.run_folder import RunChoices
 from discreet.training.settings import TrainSettings

@@ -41,12 +41,12 @@ from discreet.federated.run import FederateOptions, federate, run_in_process, se
 from discreet.federated.settings import FILES, Federation
 from discreet.federated.wiretap import wiretap
 from discreet.models.classifier import Classifier
+from discreet.models.encode import ready
 from discreet.models.model_settings import TEXTHIDE_HIDDEN, ModelSettings
 from discreet.protections.base import Protection, RepresentationProtection
 from discreet.protections.dp_sgd import DPSGD
 from discreet.protections.texthide import TextHide
 from discreet.training.checkpoint import LEDGER
-from discreet.training.encode import ready
 from discreet.training.evaluate import evaluate
 from discreet.training.loop import Job, train
 from discreet.training.plan import TrainingPlan

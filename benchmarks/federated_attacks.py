@@ -16,8 +16,8 @@ from discreet.attacks.span.dager import Dager
 from discreet.core.errors import UnsupportedError
 from discreet.data.notes import notes
 from discreet.data.sources import TextSource
-from discreet.experiment.attack import AttackRequest
-from discreet.experiment.recorded import attack_recorded
+from discreet.experiment.attack.recorded import attack_recorded
+from discreet.experiment.attack.request import AttackRequest
 from discreet.federated.aggregation import Aggregation, Mean
 from discreet.federated.run import FederateOptions, federate
 from discreet.federated.secure_sum import SecureSum

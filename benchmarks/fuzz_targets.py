@@ -128,7 +128,7 @@ class Toml(Target):
     def __init__(self, scratch: Path) -> None:
         """Read the seeds: the kept ones, whose names begin with what they are."""
         super().__init__(scratch)
-        import discreet.experiment.attack
+        import discreet.experiment.attack.reconstruction
         import discreet.study  # noqa: F401  (what takes seconds to import is no input's fault)
 
         self.seeds = {kind: _seeds(f"{kind}*.toml") for kind in ("study", "run", "client", "server")}
@@ -142,7 +142,7 @@ class Toml(Target):
     def give(self, case: Case) -> str:
         """Read and check it, as the command would before it begins."""
         from discreet.core.settings import read
-        from discreet.training.local_folder import ClientSettings, ServerSettings
+        from discreet.local.folder import ClientSettings, ServerSettings
         from discreet.training.run_folder import read_settings
 
         path = self.scratch / f"{case.how}.toml"
@@ -172,9 +172,9 @@ class Http(Target):
 
         from discreet.explorer.app import application as explorer
         from discreet.explorer.worker import DONE, Job
-        from discreet.serving.app import application
-        from discreet.serving.head import Head
-        from discreet.serving.limits import Limits
+        from discreet.local.app import application
+        from discreet.local.head import Head
+        from discreet.local.limits import Limits
 
         class Idle:
             def submit(self, work: Callable[[Callable[[str], None]], Any]) -> Job:
@@ -423,13 +423,13 @@ def _read_folder(kind: str, folder: Path) -> None:
 
         load_run(folder)
     elif kind == "client":
-        from discreet.training.local_client import UserSide
+        from discreet.local.client import UserSide
 
         with UserSide.load(folder):
             pass
     elif kind == "server":
-        from discreet.serving.head import Head
-        from discreet.training.local_server import ServerSide
+        from discreet.local.head import Head
+        from discreet.local.server import ServerSide
 
         Head.of(ServerSide.load(folder))
     else:

@@ -75,11 +75,11 @@ _PRELOADED = (
     "safetensors.torch", "tokenizers", "pyarrow.parquet", "typer", "rich.console", "rich.table", "rich.progress",
 )  # fmt: skip
 # `bytes` is the peak memory of a trial, or the size of the cache.
-_TIMES = re.compile(r"(^|_)(seconds|loading|preparing|began|ended|date|time|bytes)$")
+_TIMES = re.compile(r"(^|_)(seconds|seconds_left|loading|preparing|began|ended|date|time|bytes)$")
 _RANDOM_NAME = re.compile(r"\b[0-9a-f]{16}(?:[0-9a-f]{16,48})?\b")
 _DATE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)?")
 _PROGRESS = re.compile(r"rows/s|\d+/\d+  |about \d+ s left|s left$|\d+ s so far$|^\s*$")
-_SKIPPED = ("home", "cache", "inputs", "kept", "stdout", "stderr", "study.toml", "old_keys.toml")
+_SKIPPED = ("home", "cache", "inputs", "kept", "stdout", "stderr", "study.toml", "own_file.toml")
 _LIMIT = 300.0  # seconds for one command; then it is killed and recorded as such
 
 
@@ -145,7 +145,9 @@ def make_inputs(folder: Path, scratch: Path) -> None:
     (folder / "public.csv").write_text("text\n" + "".join(f'"{text}"\n' for text in public), encoding="utf-8")
     (folder / "sensitive.txt").write_text("knee\nchest\nheadache\npain\nstroke\n", encoding="utf-8")
     every = [row["text"] for row in (*rows, *_notes(scratch, 160, 3))] + public
-    _save_encoder(folder / "encoder", every)
+    lines = ["text,label"] + [f'"{row["text"]}",{row["label"]}' for row in _notes(scratch, 60, 9)]
+    (folder / "labelled.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    _save_models(folder / "encoder", folder / "decoder", every)
 
 
 def _notes(scratch: Path, count: int, seed: int) -> list[dict[str, Any]]:
@@ -158,8 +160,8 @@ def _notes(scratch: Path, count: int, seed: int) -> list[dict[str, Any]]:
     return rows
 
 
-def _save_encoder(folder: Path, texts: Sequence[str]) -> None:
-    """Write a random BERT of three blocks, 32 wide, whose vocabulary is the most frequent words of some texts."""
+def _save_models(encoder: Path, decoder: Path, texts: Sequence[str]) -> None:
+    """Write a random BERT and a random Llama, 32 wide, whose vocabulary is the most frequent words of some texts."""
     from collections import Counter
 
     import torch
@@ -177,7 +179,7 @@ def _save_encoder(folder: Path, texts: Sequence[str]) -> None:
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
-    transformers.PreTrainedTokenizerFast(
+    fast = transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         unk_token="[UNK]",
         pad_token="[PAD]",
@@ -185,7 +187,8 @@ def _save_encoder(folder: Path, texts: Sequence[str]) -> None:
         sep_token="[SEP]",
         mask_token="[MASK]",
         model_input_names=["input_ids", "attention_mask", "token_type_ids"],
-    ).save_pretrained(folder)
+    )
+    fast.save_pretrained(encoder)
     transformers.utils.logging.disable_progress_bar()  # its thread would be forked into every command
     torch.manual_seed(0)
     config = transformers.BertConfig(
@@ -196,22 +199,40 @@ def _save_encoder(folder: Path, texts: Sequence[str]) -> None:
         intermediate_size=64,
         max_position_embeddings=96,
     )
-    transformers.AutoModel.from_config(config).save_pretrained(folder)
+    transformers.AutoModel.from_config(config).save_pretrained(encoder)
+    fast.eos_token, fast.bos_token = "[SEP]", "[CLS]"
+    fast.save_pretrained(decoder)
+    causal = transformers.LlamaConfig(
+        vocab_size=len(vocabulary),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=96,
+        bos_token_id=2,
+        eos_token_id=3,
+        pad_token_id=0,
+    )
+    transformers.AutoModelForCausalLM.from_config(causal).save_pretrained(decoder)
 
 
 # --- running ----------------------------------------------------------------------------------------------------------
 
 
 def run_command(
-    words: Sequence[str], scratch: Path, stdin: Path | None = None, interrupt: Path | None = None
+    words: Sequence[str],
+    scratch: Path,
+    stdin: Path | None = None,
+    interrupt: Path | None = None,
+    script: str | None = None,
 ) -> tuple[int, str, str]:
-    """Run `discreet` with some arguments in a forked process, and return its status and what it printed."""
+    """Run `discreet`, or a script, with arguments in a forked process, and return its status and what it printed."""
     out, err = scratch / "stdout", scratch / "stderr"
     sys.stdout.flush()
     sys.stderr.flush()
     child = os.fork()
     if child == 0:
-        _be_discreet(words, scratch, stdin, out, err)
+        _be_discreet(words, scratch, stdin, out, err, script)
     began, interrupted = time.monotonic(), False
     while True:
         done, status = os.waitpid(child, os.WNOHANG)
@@ -227,8 +248,10 @@ def run_command(
     return os.waitstatus_to_exitcode(status), texts[0], texts[1]
 
 
-def _be_discreet(words: Sequence[str], scratch: Path, stdin: Path | None, out: Path, err: Path) -> None:
-    """Become `python -m discreet` with these arguments; never return."""
+def _be_discreet(
+    words: Sequence[str], scratch: Path, stdin: Path | None, out: Path, err: Path, script: str | None
+) -> None:
+    """Become `python -m discreet`, or a script, with these arguments; never return."""
     status = 1
     try:
         os.chdir(scratch)
@@ -237,7 +260,10 @@ def _be_discreet(words: Sequence[str], scratch: Path, stdin: Path | None, out: P
             os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), number)
         sys.argv = ["discreet", *words]
         try:
-            runpy.run_module("discreet", run_name="__main__", alter_sys=True)
+            if script is None:
+                runpy.run_module("discreet", run_name="__main__", alter_sys=True)
+            else:
+                runpy.run_path(script, run_name="__main__")
             status = 0
         except SystemExit as stop:
             status = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
@@ -362,13 +388,15 @@ def _result(command: Mapping[str, Any], scratch: Path, servers: Servers) -> dict
     address = servers.address(command["serve"]) if "serve" in command else ""
     if command.get("http"):
         return result | {"notes": [], "files": {}} | _answers(address, scratch)
-    words = [word.replace("{server}", address) for word in command["run"]]
+    words = [word.replace("{server}", address) for word in command.get("run", ())]
     stdin = scratch / command["stdin"] if "stdin" in command else None
     interrupt = scratch / command["interrupt"] if "interrupt" in command else None
-    status, out, err = run_command(words, scratch, stdin, interrupt)
+    status, out, err = run_command(words, scratch, stdin, interrupt, command.get("script"))
     result["status"] = status
     try:
         result["json"] = masked(json.loads(out), scratch)
+        for name in command.get("unordered", ()):
+            result["json"][name].sort(key=lambda one: json.dumps(one, sort_keys=True))
     except ValueError:
         if out.strip():  # a table for people, or lines for another program
             lines = [masked(line, scratch) for line in out.splitlines()]
@@ -447,7 +475,7 @@ def masked(value: Any, scratch: Path, key: str = "") -> Any:
     if key == "version":
         return "<version>"
     if isinstance(value, Mapping):
-        return {name: masked(one, scratch, str(name)) for name, one in value.items()}
+        return {_RANDOM_NAME.sub("<random>", str(name)): masked(one, scratch, str(name)) for name, one in value.items()}
     if isinstance(value, list):
         return [masked(one, scratch, key) for one in value]
     if isinstance(value, str):

@@ -14,8 +14,8 @@ from discreet.core.types import Leakage, RepresentationRelease
 from discreet.data.corpus import Corpus
 from discreet.data.sources import load
 from discreet.models.classifier import Classifier
+from discreet.models.encode import cache_folder, encode
 from discreet.protections.texthide import TextHide
-from discreet.training.encode import cache_folder, encode
 
 SCHEMES = {
     "plain": TextHide(masks=0, mix=1),

@@ -31,6 +31,7 @@ from benchmarks.instance_encoding_layers import by_layer, layers, scrambled
 from benchmarks.instance_encoding_steps import finetune, overhead
 from discreet.accounting.instance_encoding import Load
 from discreet.accounting.interpret import guarantee
+from discreet.core.device import find_device
 from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng
 from discreet.data.batches import Vectors
@@ -38,11 +39,10 @@ from discreet.data.overlap import without_overlap
 from discreet.data.sources import load
 from discreet.metrics.utility import utility
 from discreet.models.classifier import Classifier, ModelSettings
+from discreet.models.closed_form import fit_classes
+from discreet.models.encode import cache_folder, encode
 from discreet.protections.instance_encoding import InstanceEncoding, learn_projection
 from discreet.protections.local.projection import Projection
-from discreet.training.encode import cache_folder, encode
-from discreet.training.local_server import fit_classes
-from discreet.training.parts import find_device
 
 EPSILONS = (0.1, 1.0, 2.0, 4.0, 8.0, 10.0, 15.0, 20.0)
 DELTA = 1e-5

@@ -28,7 +28,8 @@ from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, Knowledge
 from discreet.data.corpus import Corpus
 from discreet.data.sources import load
-from discreet.metrics.text import match, text_leakage
+from discreet.metrics.table import text_leakage
+from discreet.metrics.text import match
 from discreet.models.classifier import Classifier
 from discreet.models.ngram import NGram
 from discreet.protections.dir_dp_sgd import DirDPSGD

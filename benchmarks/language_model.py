@@ -19,17 +19,17 @@ from typing import Any
 
 import torch
 
+from discreet.core.device import find_device
 from discreet.core.errors import UnsupportedError
 from discreet.core.randomness import Rng
 from discreet.data.batches import tokens_for
 from discreet.data.corpus import Corpus
 from discreet.data.sources import TextSource
-from discreet.experiment.own_model import attack
+from discreet.experiment.attack.own_model import attack
 from discreet.models.language_model import LanguageModel
 from discreet.protections.dp_sgd import DPSGD
 from discreet.training.evaluate import assess
 from discreet.training.loop import train
-from discreet.training.parts import find_device
 from discreet.training.plan import TrainingPlan, model_settings
 from discreet.training.settings import TrainSettings
 

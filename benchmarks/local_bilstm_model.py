@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from discreet.core.device import find_device
 from discreet.core.randomness import Rng
 from discreet.data.batches import Tokens, tokenise
 from discreet.data.samplers import FixedSize
 from discreet.data.sources import load
 from discreet.models.encoder import load_encoder
 from discreet.protections.local.query import clip_states
-from discreet.training.parts import find_device
 
 CLIP = 0.5  # the paper's
 PART = 64  # sentences of alike length that are padded together

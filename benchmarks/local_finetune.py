@@ -14,13 +14,13 @@ import json
 import time
 from pathlib import Path
 
+from discreet.core.device import find_device
 from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
 from discreet.data.sources import load
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.training.evaluate import evaluate, represent
 from discreet.training.loop import train
-from discreet.training.parts import find_device
 from discreet.training.plan import TrainingPlan
 from discreet.training.settings import TrainSettings
 

@@ -34,10 +34,10 @@ from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
 from discreet.data.sources import load
 from discreet.models.classifier import Classifier, ModelSettings
+from discreet.models.closed_form import fit_classes
+from discreet.models.encode import cache_folder, encode
 from discreet.protections.local.layer import LDPLayer
 from discreet.protections.local.projection import SPREAD, Projection, labelled, principal, query_axes, whole_space
-from discreet.training.encode import cache_folder, encode
-from discreet.training.local_server import fit_classes
 
 _PAIRS = [{"ridge": ridge, "spread": spread} for ridge in (0.3, 1.0, 3.0, 10.0) for spread in (0.3, 1.0, 2.0, 4.0)]
 GRIDS: dict[str, list[dict[str, float]]] = {

@@ -23,17 +23,19 @@ import torch
 from benchmarks.language_model import Results
 from discreet.attacks.membership.signals import MembershipAttack, Outputs, References, Signals
 from discreet.catalog import attack_of
+from discreet.core.device import find_device
 from discreet.core.files import cache_folder
 from discreet.core.randomness import Rng
 from discreet.core.types import Leakage
 from discreet.data.batches import Vectors, tokens_for
 from discreet.data.corpus import Corpus
 from discreet.data.sources import TextSource
-from discreet.experiment.attack import AttackRequest, AttackResult, run_attack
-from discreet.experiment.membership import VECTORS, Candidates, encoded, observe, select
-from discreet.experiment.neighbours import Close, versions
-from discreet.experiment.scene import Scene, Target
-from discreet.experiment.signals import outputs_of
+from discreet.experiment.attack.membership import VECTORS, Candidates, encoded, observe, select
+from discreet.experiment.attack.neighbours import Close, versions
+from discreet.experiment.attack.request import AttackRequest, AttackResult
+from discreet.experiment.attack.runner import run_attack
+from discreet.experiment.attack.scene import Scene, Target
+from discreet.experiment.attack.signals import outputs_of
 from discreet.metrics.membership import Scored, advantage, auc
 from discreet.models.base import TextModel
 from discreet.models.classifier import Classifier, ModelSettings
@@ -44,7 +46,6 @@ from discreet.protections.dp_sgd import DPSGD
 from discreet.training.evaluate import assess, represent
 from discreet.training.loop import Job, train
 from discreet.training.many_heads import HeadJob, can_train_together, train_heads
-from discreet.training.parts import find_device
 from discreet.training.plan import TrainingPlan, model_settings
 from discreet.training.run_folder import RunChoices
 from discreet.training.settings import TrainSettings

@@ -89,8 +89,8 @@ def measure(asked: argparse.Namespace) -> dict[str, object]:
     from discreet.data.corpus import Corpus
     from discreet.data.samplers import Poisson
     from discreet.models.classifier import Classifier
+    from discreet.models.encode import ready
     from discreet.protections.dp_sgd import DPSGD
-    from discreet.training.encode import ready
     from discreet.training.loop import optimizer_for, set_rate
     from discreet.training.plan import TrainingPlan
     from discreet.training.private import PrivateStep

@@ -17,14 +17,14 @@ from pathlib import Path
 
 import numpy as np
 
+from discreet.core.device import find_device
 from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
 from discreet.data.overlap import without_overlap
 from discreet.data.sources import load
 from discreet.models.classifier import Classifier, ModelSettings
-from discreet.training.encode import tokenise
+from discreet.models.encode import tokenise
 from discreet.training.evaluate import represent
-from discreet.training.parts import find_device
 
 
 def spans(sentences: Sequence[str], lengths: Sequence[int], rng: Rng) -> list[str]:

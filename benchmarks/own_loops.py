@@ -3,19 +3,27 @@
 python -m benchmarks.own_loops                         on the CPU: a small Llama-shaped model, 16 rows of 32 tokens
 python -m benchmarks.own_loops --device cuda           on a GPU: SmolLM2-135M's shape, 32 rows of 128 tokens, in bf16
 python -m benchmarks.own_loops --device cuda --rows 256 --out own_loops.json
+python -m benchmarks.own_loops --against OTHER/src     against the source of another version, on the CPU
 
 Both sides run in one process, eager, on the same rows, with the same optimizer; times are medians after warm-up.
 Weights are random, for they do not matter here. The private side draws every row at every step (rate 1), so that both
 sides read the same rows. It counts each step in a ledger in memory, clips, adds noise in float64 and moves the
 optimizer; the parts are those that `batches` chooses after `check`, which fit the memory of the GPU. `captured` is the
 same with `private.capture`, which replays the part of a step as a CUDA graph on a GPU.
+
+With `--against`, this source and another one take private steps in turn, each in a process of its own with one thread:
+a BERT of MiniLM's size with 32 rows of 64 tokens, and a small MLP. Processor time is compared, since other programs
+disturb it less than the clock.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -58,6 +66,75 @@ def timed(device: str, steps: int, take: Any) -> tuple[float, int]:
     return statistics.median(seconds[5:]), peak
 
 
+_SIDE = """
+import inspect, json, sys, time, warnings
+import torch
+from torch.nn import functional as F
+from discreet import DPSGD, make_private
+
+warnings.filterwarnings("ignore")
+torch.set_num_threads(1)
+torch.manual_seed(0)
+count = 32
+if sys.argv[1] == "bert":
+    from transformers import BertConfig, BertForSequenceClassification
+    sizes = dict(hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536)
+    model = BertForSequenceClassification(BertConfig(**sizes)).train()
+    rows = [torch.randint(1, 30000, (64,)) for _ in range(count)]
+    def losses_of(ids):
+        return F.cross_entropy(model(input_ids=ids).logits, ids[:, 0] % 2, reduction="none")
+else:
+    model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10))
+    rows = [torch.randn(64) for _ in range(count)]
+    def losses_of(x):
+        return F.cross_entropy(model(x), (x[:, 0] > 0).long(), reduction="none")
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+private = make_private(model, DPSGD(noise_multiplier=1.0), units=count, batch_size=count, steps=int(sys.argv[2]))
+takes_function = "Losses" in str(inspect.signature(type(private).step))
+if sys.argv[1] != "bert":
+    private.check(losses_of, rows[:8])
+parts = private.batches(rows, max_rows=count)
+for line in sys.stdin:
+    seconds = []
+    for _ in range(int(line)):
+        begun, moved = time.process_time(), False
+        while not moved:
+            part = next(parts)
+            moved = private.step(losses_of if takes_function else losses_of(part), optimizer)
+        seconds.append(time.process_time() - begun)
+    print(json.dumps(seconds), flush=True)
+"""
+
+
+def against(other: Path) -> None:
+    """Print how long a private step of this source takes, over one of another source."""
+    here = Path(__file__).resolve().parent.parent / "src"
+    for kind, rounds, each in (("bert", 8, 2), ("mlp", 60, 20)):
+        sides = {
+            name: subprocess.Popen(
+                [sys.executable, "-c", _SIDE, kind, str((rounds + 1) * each)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env={**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"},
+            )
+            for name, source in (("other", other.resolve()), ("this", here))
+        }
+        seconds: dict[str, list[float]] = {name: [] for name in sides}
+        for turn in range(rounds + 1):
+            for name in sorted(sides, reverse=turn % 2 == 1):
+                stdin, stdout = sides[name].stdin, sides[name].stdout
+                assert stdin is not None and stdout is not None
+                stdin.write(f"{each}\n")
+                stdin.flush()
+                taken = json.loads(stdout.readline())
+                seconds[name] += taken if turn else []
+        for side in sides.values():
+            side.kill()
+        medians = {f"{name}_seconds": statistics.median(found) for name, found in seconds.items()}
+        say({"model": kind, **medians, "ratio": medians["this_seconds"] / medians["other_seconds"]})
+
+
 def say(found: dict[str, Any]) -> None:
     print(json.dumps(found), flush=True)
 
@@ -79,7 +156,11 @@ def main() -> None:
     parser.add_argument("--sides", nargs="+", default=["private", "captured"], choices=["private", "captured"])
     parser.add_argument("--profile", type=Path, help="file for a profile of one step of the last side")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--against", type=Path, metavar="SRC", help="source folder of another version")
     asked = parser.parse_args()
+    if asked.against is not None:
+        against(asked.against)
+        return
     cuda = asked.device == "cuda"
     shape, count, length = ("smollm2", asked.rows or 32, 128) if cuda else ("small", asked.rows or 16, 32)
     model = build(shape, asked.device)

@@ -15,8 +15,8 @@ from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
 from discreet.data.sources import load
 from discreet.models.classifier import Classifier, ModelSettings
+from discreet.models.encode import cache_folder
 from discreet.study.trial import of_the_setting
-from discreet.training.encode import cache_folder
 from discreet.training.evaluate import evaluate
 from discreet.training.loop import Job, train
 from discreet.training.plan import TrainingPlan

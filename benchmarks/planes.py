@@ -38,7 +38,8 @@ from discreet.attacks.matching.word_draws import WordDraws
 from discreet.core.randomness import Rng
 from discreet.core.types import Leakage, Trial
 from discreet.data.corpus import Corpus
-from discreet.metrics.text import match, text_leakage
+from discreet.metrics.table import text_leakage
+from discreet.metrics.text import match
 from discreet.models.classifier import Classifier
 from discreet.releases.protected import epsilon_by_adjacency
 from discreet.study.grid import key_of

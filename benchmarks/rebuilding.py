@@ -22,7 +22,7 @@ from discreet.attacks.representation.reprecon import RepRecon
 from discreet.core.randomness import Rng
 from discreet.core.types import Guess, Knowledge, Leakage, RepresentationRelease
 from discreet.metrics.retrieval import matched_cosines, recovered, retrieval
-from discreet.metrics.text import text_leakage
+from discreet.metrics.table import text_leakage
 from discreet.protections.base import clip
 from discreet.protections.instance_encoding import InstanceEncoding
 from discreet.protections.texthide import TextHide

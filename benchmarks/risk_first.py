@@ -17,7 +17,7 @@ from discreet.accounting.risk import most_identified
 from discreet.attacks.identification import gaussian_sweep, training_sweep
 from discreet.core.randomness import Rng
 from discreet.data.sources import load
-from discreet.experiment.scene import Scene
+from discreet.experiment.attack.scene import Scene
 from discreet.models.classifier import Classifier
 from discreet.protections.dp_sgd import DPSGD
 from discreet.study.noise_for_risk import RiskRequest, groups_of, noise_for_risk, upper_limit

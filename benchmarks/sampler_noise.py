@@ -23,16 +23,16 @@ import torch
 
 from benchmarks.language_model import Results
 from discreet.accounting.interpret import epsilon as epsilon_of
+from discreet.core.device import find_device
 from discreet.core.files import cache_folder
 from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng
 from discreet.data.sources import TextSource
-from discreet.experiment.references import first_head
+from discreet.experiment.attack.references import first_head
 from discreet.models.classifier import Classifier
+from discreet.models.encode import encode
 from discreet.protections.dp_sgd import DPSGD
-from discreet.training.encode import encode
 from discreet.training.many_heads import HeadJob, train_heads
-from discreet.training.parts import find_device
 from discreet.training.plan import TrainingPlan, model_settings
 from discreet.training.settings import TrainSettings
 

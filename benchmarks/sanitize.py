@@ -103,14 +103,14 @@ def utility(options: argparse.Namespace) -> dict[str, Any]:
 
     import numpy as np
 
+    from discreet.core.device import find_device
     from discreet.core.randomness import Rng
     from discreet.data.sources import load
     from discreet.models.classifier import Classifier, ModelSettings
+    from discreet.models.encode import encode
     from discreet.protections.words.swap import WordSwap
     from discreet.protections.words.table import WordTable
     from discreet.protections.words.token_noise import TokenNoise
-    from discreet.training.encode import encode
-    from discreet.training.parts import find_device
 
     corpus = load(options.data)
     train, held = corpus.split("train"), corpus.split("validation")

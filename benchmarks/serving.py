@@ -134,12 +134,12 @@ async def offer(
 
 
 def serve_here(options: argparse.Namespace) -> None:
-    from discreet.serving.head import Head
-    from discreet.serving.limits import Limits
-    from discreet.serving.server import serve
+    from discreet.local.head import Head
+    from discreet.local.http import serve
+    from discreet.local.limits import Limits
 
     if options.server:
-        from discreet.training.local_server import ServerSide
+        from discreet.local.server import ServerSide
 
         head = Head.of(ServerSide.load(options.server))
     else:

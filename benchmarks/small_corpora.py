@@ -22,19 +22,19 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from discreet.core.device import find_device
 from discreet.core.errors import DiscreetError
 from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
 from discreet.data.partition import hold_out
 from discreet.data.sources import Columns, load
 from discreet.models.classifier import Classifier
+from discreet.models.encode import cache_folder
 from discreet.protections.base import Protection
 from discreet.protections.dp_sgd import DPSGD
 from discreet.protections.texthide import TextHide
-from discreet.training.encode import cache_folder
 from discreet.training.evaluate import assess_classes
 from discreet.training.loop import Job, train
-from discreet.training.parts import find_device
 from discreet.training.plan import TrainingPlan, model_settings
 from discreet.training.settings import TrainSettings
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.turns import in_turns, step_of
+from discreet.core.device import find_device
 from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
 from discreet.data.overlap import without_overlap
@@ -29,7 +30,6 @@ from discreet.models.classifier import Classifier, ModelSettings
 from discreet.protections.texthide import PUBLIC_LABELS, OneMask, TextHide
 from discreet.training.evaluate import evaluate
 from discreet.training.loop import train
-from discreet.training.parts import find_device
 from discreet.training.plan import TrainingPlan
 from discreet.training.settings import TrainSettings
 

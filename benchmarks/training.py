@@ -18,18 +18,18 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from discreet.core.device import find_device
 from discreet.core.files import load_tensors, save_tensors
 from discreet.core.randomness import Rng, weights_digest
 from discreet.data.overlap import without_overlap
 from discreet.data.sources import Columns, load
 from discreet.models.classifier import Classifier, ModelSettings
+from discreet.models.encode import cache_folder
 from discreet.protections.base import GradientProtection, defaults_of
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
-from discreet.training.encode import cache_folder
 from discreet.training.evaluate import evaluate
 from discreet.training.loop import Job, start_from_public, train
-from discreet.training.parts import find_device
 from discreet.training.plan import TrainingPlan
 from discreet.training.public_text import public_text
 from discreet.training.settings import TrainSettings

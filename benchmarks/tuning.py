@@ -33,17 +33,17 @@ from discreet.accounting.events import (
     SelfComposedDpEvent,
 )
 from discreet.accounting.interpret import epsilon
+from discreet.core.device import find_device
 from discreet.core.randomness import Rng
 from discreet.data.batches import Vectors, tokens_for
 from discreet.data.corpus import Corpus
 from discreet.data.sources import TextSource
 from discreet.models.classifier import Classifier, ModelSettings
+from discreet.models.encode import cache_folder, ready
 from discreet.protections.dp_sgd import DPSGD
 from discreet.training.checkpoint import copy_weights, restore_weights
-from discreet.training.encode import cache_folder, ready
 from discreet.training.evaluate import evaluate, represent
 from discreet.training.loop import Job, train
-from discreet.training.parts import find_device
 from discreet.training.plan import TrainingPlan
 from discreet.training.settings import TrainSettings
 from discreet.training.tuning import SearchPlan, tune

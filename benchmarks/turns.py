@@ -10,8 +10,8 @@ import torch
 from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
 from discreet.models.classifier import Classifier, ModelSettings
+from discreet.models.encode import ready
 from discreet.protections.base import RepresentationProtection
-from discreet.training.encode import ready
 from discreet.training.hidden import HiddenStep
 from discreet.training.loop import optimizer_for, set_rate
 from discreet.training.plan import TrainingPlan

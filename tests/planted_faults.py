@@ -30,6 +30,12 @@ class Fault:
     snippet: str
     replacement: str
     tests: tuple[str, ...]
+    more: tuple[tuple[str, str], ...] = ()  # further edits, where one promise is kept in two places
+
+    @property
+    def edits(self) -> tuple[tuple[str, str], ...]:
+        """All snippets with what replaces them."""
+        return ((self.snippet, self.replacement), *self.more)
 
 
 FAULTS = (
@@ -133,8 +139,8 @@ FAULTS = (
     ),
     Fault(
         "a loop that is left early costs what it took",
-        "spend_all(self.ledger, self._reserved, planned, self.terms(), self._limit)",
-        "pass",
+        "account.reserve(map(self.plan.step_cost, range(step, self.plan.steps)))",
+        "0",
         ("test_a_training_that_is_left_early_costs_as_much_as_its_plan",),
     ),
     Fault(
@@ -294,7 +300,7 @@ FAULTS = (
     ),
     Fault(
         "the ledger is spent after the noise is used",
-        "                self.ledger.spend(event, spend, terms=self.terms)\n"
+        "                self.account.spend(self.plan.step_cost(step))\n"
         "                gathered = self.gather(units, step)\n"
         "            if gathered is None:\n"
         "                self.parts.shrink()\n"
@@ -309,8 +315,10 @@ FAULTS = (
         "        if self.canaries is not None:\n"
         '            self.canaries.plant(sums, step, self.source.fork("canaries"))\n'
         "        released = self.released(sums, step)\n"
-        "        self.ledger.spend(event, spend, terms=self.terms)\n",
+        "        self.account.spend(self.plan.step_cost(step))\n",
         ("test_the_ledger_is_spent_before_the_noise_is_drawn",),
+        # All planned steps are counted before the first one, too.
+        (("counted = step + self.step.reserve(step)", "counted = self.steps"),),
     ),
     Fault(
         "the ledger does not check its budget",
@@ -338,14 +346,14 @@ FAULTS = (
     ),
     Fault(
         "a fixed seed counts as a secret",
-        "    if source.is_secret:\n        return Terms((SECRET_SEED, *assumptions), caveats)\n",
-        "    if True:\n        return Terms((SECRET_SEED, *assumptions), caveats)\n",
+        "        if self.secret.is_secret:\n            return Terms((SECRET_SEED",
+        "        if True:\n            return Terms((SECRET_SEED",
         ("test_a_given_seed_makes_the_figure_an_estimate",),
     ),
     Fault(
         "an encoder trained on private text counts as public",
-        "account = Account.of(ledger, secret, plan, live, model.settings.frozen)",
-        "account = Account.of(ledger, secret, plan, live, True)",
+        "release=live, paid=model.settings.frozen)",
+        "release=live, paid=True)",
         ("test_an_encoder_trained_along_makes_a_guarantee_of_vectors_an_estimate",),
     ),
     Fault(
@@ -579,8 +587,8 @@ FAULTS = (
     ),
     Fault(
         "the gate accepts a guarantee without digests",
-        "if run_format < SINCE:",
-        "if True:",
+        "    if digests is None:\n        raise ModelError(",
+        "    if digests is None:\n        return\n        raise ModelError(",
         ("test_a_folder_next_to_a_growing_ledger_keeps_its_figure",),
     ),
     Fault(
@@ -609,8 +617,8 @@ FAULTS = (
     ),
     Fault(
         "people: an own loop is not recorded",
-        "if self.ledger.also is None:",
-        "if self.ledger.also is not None:",
+        "if account.ledger.also is None:",
+        "if account.ledger.also is not None:",
         ("test_a_stopped_loop_leaves_at_least_what_it_spent_and_resuming_counts_it_once",),
     ),
     Fault(
@@ -802,7 +810,8 @@ class Copy:
 def unplaceable(fault: Fault, copy: Copy) -> str:
     """Return why a fault cannot be planted, or nothing."""
     try:
-        place_of(fault.snippet, copy.folder / "src")
+        for snippet, _ in fault.edits:
+            place_of(snippet, copy.folder / "src")
         nodes_of(fault.tests, copy.folder / "tests")
     except LookupError as error:
         return f"{fault.name}: {error}"
@@ -811,14 +820,18 @@ def unplaceable(fault: Fault, copy: Copy) -> str:
 
 def planted(fault: Fault, copy: Copy) -> tuple[bool, str]:
     """Plant one fault, run its tests, take it out again, and return whether and by what it was caught."""
-    path = place_of(fault.snippet, copy.folder / "src")
     nodes = nodes_of(fault.tests, copy.folder / "tests")
-    before = path.read_text(encoding="utf-8")
-    copy.write(path, before.replace(fault.snippet, fault.replacement))
+    before: dict[Path, str] = {}
+    for snippet, replacement in fault.edits:
+        path = place_of(snippet, copy.folder / "src")
+        text = path.read_text(encoding="utf-8")
+        before.setdefault(path, text)
+        copy.write(path, text.replace(snippet, replacement))
     try:
         status, said = copy.test(nodes)
     finally:
-        copy.write(path, before)
+        for path, text in before.items():
+            copy.write(path, text)
     if status == 1:
         failed = re.search(r"^FAILED (\S+)", said, re.MULTILINE)
         return True, failed[1] if failed else ", ".join(fault.tests)

@@ -14,7 +14,3 @@ def test_every_public_name_is_there_and_explains_itself() -> None:
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
     assert not hasattr(discreet, "no_such_name")
-
-
-def test_former_names_keep_working() -> None:
-    assert discreet.SubspaceOptimiser is discreet.Subspace

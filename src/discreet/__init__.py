@@ -48,8 +48,8 @@ _PUBLIC = {
     "WordTable": "discreet.protections.words.table",
     "TokenNoise": "discreet.protections.words.token_noise",
     "LDPLayer": "discreet.protections.local.layer",
-    "UserSide": "discreet.training.local_client",
-    "ServerSide": "discreet.training.local_server",
+    "UserSide": "discreet.local.client",
+    "ServerSide": "discreet.local.server",
     # Guarantees and ledgers
     "Guarantee": "discreet.core.guarantee",
     "Adjacency": "discreet.core.guarantee",
@@ -84,7 +84,7 @@ _PUBLIC = {
     "Subspace": "discreet.attacks.span.subspace",
     "TextRelease": "discreet.core.types",
     "UpdateRelease": "discreet.core.types",
-    "AttackRequest": "discreet.experiment.attack",
+    "AttackRequest": "discreet.experiment.attack.request",
     "BlindReconstruction": "discreet.attacks.representation.blind",
     "CausalPrior": "discreet.models.causal_prior",
     "Dager": "discreet.attacks.span.dager",
@@ -102,19 +102,19 @@ _PUBLIC = {
     "NGram": "discreet.models.ngram",
     "OneOfN": "discreet.attacks.identification",
     "RepRecon": "discreet.attacks.representation.reprecon",
-    "Scene": "discreet.experiment.scene",
-    "SceneRequest": "discreet.experiment.scene",
+    "Scene": "discreet.experiment.attack.scene",
+    "SceneRequest": "discreet.experiment.attack.scene",
     "Similarity": "discreet.attacks.representation.similarity",
     "Tag": "discreet.attacks.matching.lamp_tag_dlg",
     "WordDraws": "discreet.attacks.matching.word_draws",
     "hidden_release": "discreet.releases.gradient",
-    "load_scene": "discreet.experiment.scene",
+    "load_scene": "discreet.experiment.attack.scene",
     "open_release": "discreet.releases.gradient",
     "protected_release": "discreet.releases.gradient",
     "representation_release": "discreet.releases.representation",
-    "attack": "discreet.experiment.own_model",
-    "run_attack": "discreet.experiment.attack",
-    "text_leakage": "discreet.metrics.text",
+    "attack": "discreet.experiment.attack.own_model",
+    "run_attack": "discreet.experiment.attack.runner",
+    "text_leakage": "discreet.metrics.table",
     # Studies and reports
     "Goal": "discreet.study.file",
     "Study": "discreet.study.file",
@@ -125,7 +125,6 @@ _PUBLIC = {
     "DiscreetError": "discreet.core.errors",
 }
 
-_RENAMED = {"SubspaceOptimiser": "Subspace"}  # former names, which keep working
 
 # Packages with a front door of their own: `discreet.study.run("study.toml")`.
 _PACKAGES = ("study",)
@@ -134,7 +133,6 @@ __all__ = list(_PUBLIC)
 
 
 def __getattr__(name: str) -> Any:
-    name = _RENAMED.get(name, name)
     if name in _PACKAGES:
         return importlib.import_module(f"discreet.{name}")
     if name in _PUBLIC:

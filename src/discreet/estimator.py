@@ -12,6 +12,7 @@ import numpy.typing as npt
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 
+from discreet.core.device import find_device
 from discreet.core.digests import check_digests
 from discreet.core.errors import DataError, positive, setting
 from discreet.core.files import write_atomic
@@ -31,7 +32,6 @@ from discreet.protections.base import RepresentationProtection
 from discreet.training.checkpoint import LEDGER
 from discreet.training.evaluate import predict
 from discreet.training.loop import train as train_model
-from discreet.training.parts import find_device
 from discreet.training.plan import TrainingPlan, model_settings
 from discreet.training.public_text import public_corpus
 from discreet.training.run_folder import RunChoices, finish, load_run, prepared, workspace_of
@@ -172,7 +172,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Load a fitted classifier from a run folder."""
         run = load_run(Path(folder))
         # `save` would state an edited figure as its own.
-        check_digests(run.metrics, Path(folder) / "metrics.json", run_format=run.settings.format)
+        check_digests(run.metrics, Path(folder) / "metrics.json")
         if run.model.task != "classification":
             raise DataError(f"Expected a run of a classifier at {str(folder)!r}, got one for {run.model.task}.")
         settings, stated = run.settings, run.metrics.get("guarantee")

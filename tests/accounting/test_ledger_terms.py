@@ -10,7 +10,6 @@ from discreet.accounting.ledger_file import UNSTATED
 from discreet.core.errors import LedgerError
 from discreet.core.guarantee import Adjacency, Caveat, Guarantee
 
-OLD = Path(__file__).parents[1] / "fixtures" / "format_1"
 SECRET = Terms(("the seed is secret",))
 FIXED = Terms(("rows are public",), frozenset({Caveat.FIXED_SEED}))
 ONE = GaussianDpEvent(1.0)
@@ -77,18 +76,18 @@ def test_cut_anywhere_a_ledger_with_terms_counts_no_less_and_keeps_its_caveats(t
         assert Ledger.read(path).terms.caveats == {Caveat.FIXED_SEED}
 
 
-def test_an_old_ledger_is_read_continued_and_keeps_its_adjacency(tmp_path: Path) -> None:
+def test_spends_without_terms_are_stated_with_an_assumption(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
-    path.write_bytes((OLD / "finished" / "ledger.jsonl").read_bytes())
+    with opened(path) as ledger:
+        ledger.spend(ONE, "first")
     before = Ledger.read(path)
-    assert before.spends == 6 and before.adjacency is Adjacency.ADD_REMOVE and before.unstated
-    assert UNSTATED in before.guarantee(1e-5).assumptions
+    assert before.spends == 1 and before.unstated and UNSTATED in before.guarantee(1e-5).assumptions
     with pytest.raises(LedgerError, match="adjacency='add/remove'"):
         Ledger.open(path, unit="row", adjacency="zero-out")
     with opened(path) as ledger:
         ledger.spend(ONE, "later", terms=FIXED)
     after = Ledger.read(path)
-    assert after.spends == 7 and not after.guarantee(1e-5).certified
+    assert after.spends == 2 and not after.guarantee(1e-5).certified
 
 
 def test_a_caveat_takes_the_certificate_away_and_gives_it_back() -> None:

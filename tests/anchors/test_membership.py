@@ -18,8 +18,8 @@ from discreet.core.randomness import Rng
 from discreet.core.types import Knowledge, Leakage, ModelRelease
 from discreet.data.corpus import Corpus
 from discreet.data.sources import TextSource
-from discreet.experiment.membership import Certificate
-from discreet.experiment.scene import Target
+from discreet.experiment.attack.membership import Certificate
+from discreet.experiment.attack.scene import Target
 from discreet.metrics.membership import AUC, Scored, auc, tpr_metric, true_positives_at
 from discreet.models.model_settings import ModelSettings
 from discreet.training.run_folder import RunChoices

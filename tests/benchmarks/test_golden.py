@@ -149,7 +149,8 @@ def test_the_commands_use_every_attack_and_protection() -> None:
     protections = {run[run.index("--protect") + 1] for run in words if run[:1] == ["train"] and "--protect" in run}
     assert attacks == set(ATTACKS)
     assert protections >= set(PROTECTIONS)
-    assert {"study.toml", "old_keys.toml"} == set(files)
+    scripts = {command["script"] for command in commands if "script" in command}
+    assert {"study.toml", "own_file.toml", "policy.toml"} | scripts == set(files)
     assert not any("{" in word for run in words for word in run if word != "{server}")
 
 

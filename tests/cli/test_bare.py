@@ -108,7 +108,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory, toy_csv: Path, tiny_encode
         ["data", rows],
         ["train", rows, "--model", encoder, "--train", "head", "--epochs", "1", "--out", trained],
         ["predict", trained, rows],
-        ["spend", "--noise-multiplier", "1", "--sampling-rate", "0.01", "--steps", "10", "--delta", "1e-5"],
+        ["cost", "--noise-multiplier", "1", "--sampling-rate", "0.01", "--steps", "10", "--delta", "1e-5"],
     ]
     found = iter(
         bare(
@@ -170,7 +170,7 @@ def test_the_dependencies_are_what_is_imported() -> None:
     seen: set[str] = set()
     for path in SOURCE.rglob("*.py"):
         answers = path.parent.name in {
-            "serving",
+            "local",
             "explorer",
             "report",
             "federated",
@@ -185,7 +185,7 @@ def test_the_dependencies_are_what_is_imported() -> None:
 
 @pytest.mark.parametrize("name", ["explore", "serving"])
 def test_extras_of_the_servers_hold_what_they_look_for(name: str) -> None:
-    from discreet.serving.server import _NEEDED
+    from discreet.local.http import _NEEDED
 
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     assert {re.split(r"[><=]", one)[0] for one in extras[name]} == set(_NEEDED)

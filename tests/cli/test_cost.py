@@ -1,4 +1,4 @@
-"""What a mechanism costs and what a budget allows: `cost`, and its old names `spend` and `solve`."""
+"""What a mechanism costs and what a budget allows."""
 
 import json
 import math
@@ -10,8 +10,8 @@ import pytest
 
 from discreet.cli.main import main
 
-TRAINING = ["spend", "--noise-multiplier", "1", "--sampling-rate", "0.01", "--steps", "1000", "--delta", "1e-5"]
-BUDGET = ["solve", "--epsilon", "3", "--sampling-rate", "0.01"]
+TRAINING = ["cost", "--noise-multiplier", "1", "--sampling-rate", "0.01", "--steps", "1000", "--delta", "1e-5"]
+BUDGET = ["cost", "--epsilon", "3", "--sampling-rate", "0.01"]
 
 
 def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def test_json_holds_the_whole_guarantee(capsys: pytest.CaptureFixture[str]) -> N
 def test_every_mechanism_has_its_own_default_adjacency(
     capsys: pytest.CaptureFixture[str], options: list[str], adjacency: str, epsilon: float
 ) -> None:
-    found = answer(capsys, "spend", *options)
+    found = answer(capsys, "cost", *options)
     assert found["adjacency"] == adjacency
     assert found["epsilon"] == pytest.approx(epsilon, abs=1e-3)
 
@@ -75,7 +75,7 @@ def test_adjacency_and_visibility_change_the_answer(capsys: pytest.CaptureFixtur
     seen = answer(capsys, *TRAINING, "--adjacency", "replace-one", "--visible", "vectors")
     assert seen["epsilon"] == pytest.approx(14.82, abs=0.01)
     zeroed = answer(
-        capsys, "spend", "--mechanism", "vmf", "--kappa", "300", "--dimension", "592130", "--adjacency", "zero-out"
+        capsys, "cost", "--mechanism", "vmf", "--kappa", "300", "--dimension", "592130", "--adjacency", "zero-out"
     )
     assert zeroed["epsilon"] == pytest.approx(1.511, abs=1e-3)
     assert answer(capsys, *TRAINING, "--adjacency", "add-remove")["adjacency"] == "add/remove"
@@ -139,7 +139,7 @@ def test_adjacency_and_visibility_change_the_answer(capsys: pytest.CaptureFixtur
 def test_what_cannot_be_is_refused_with_value_rule_and_remedy(
     capsys: pytest.CaptureFixture[str], options: list[str], said: str
 ) -> None:
-    assert main(["spend", *options]) == 2
+    assert main(["cost", *options]) == 2
     caught = capsys.readouterr()
     assert said in " ".join(caught.err.split())
     assert caught.out == ""
@@ -157,8 +157,8 @@ def test_the_answer_comes_without_the_slow_imports() -> None:
 
 def test_json_has_the_bound_for_any_attack_that_the_table_has(capsys: pytest.CaptureFixture[str]) -> None:
     for command in (
-        ["spend", "--noise-multiplier", "1", "--sampling-rate", "0.01", "--steps", "100"],
-        ["solve", "--epsilon", "3", "--sampling-rate", "0.01", "--steps", "100"],
+        ["cost", "--noise-multiplier", "1", "--sampling-rate", "0.01", "--steps", "100"],
+        ["cost", "--epsilon", "3", "--sampling-rate", "0.01", "--steps", "100"],
     ):
         assert main([*command, "--json"]) == 0
         found = json.loads(capsys.readouterr().out)["any_attack"]
@@ -194,8 +194,8 @@ def test_the_least_noise_is_found_and_said(capsys: pytest.CaptureFixture[str]) -
     ],
 )
 def test_what_is_printed_keeps_the_budget_too(capsys: pytest.CaptureFixture[str], options: list[str], key: str) -> None:
-    exact = answer(capsys, "solve", "--epsilon", "3", *options)[key]
-    assert main(["solve", "--epsilon", "3", *options]) == 0
+    exact = answer(capsys, "cost", "--epsilon", "3", *options)[key]
+    assert main(["cost", "--epsilon", "3", *options]) == 0
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
     name = key.replace("_", " ")
     told = float(next(line for line in lines if line.startswith(name)).removeprefix(name))
@@ -207,7 +207,7 @@ def test_steps_and_rates_are_found_too(capsys: pytest.CaptureFixture[str]) -> No
     steps = answer(capsys, *BUDGET, "--noise-multiplier", "1", "--for", "steps")
     assert steps["steps"] == 2664
     assert steps["epsilon"] <= 3.0
-    rate = answer(capsys, "solve", "--epsilon", "3", "--noise-multiplier", "1", "--steps", "1000", "--for", "rate")
+    rate = answer(capsys, "cost", "--epsilon", "3", "--noise-multiplier", "1", "--steps", "1000", "--for", "rate")
     assert rate["sampling_rate"] == pytest.approx(0.01576, abs=1e-4)
 
 
@@ -223,17 +223,17 @@ def test_steps_and_rates_are_found_too(capsys: pytest.CaptureFixture[str]) -> No
 def test_every_mechanism_can_be_solved_for(
     capsys: pytest.CaptureFixture[str], options: list[str], key: str, value: float
 ) -> None:
-    found = answer(capsys, "solve", "--epsilon", "3", *options)
+    found = answer(capsys, "cost", "--epsilon", "3", *options)
     assert found[key] == pytest.approx(value, rel=0.01)
     assert found["epsilon"] <= 3.0 + 1e-9
 
 
 def test_a_risk_can_be_the_budget(capsys: pytest.CaptureFixture[str]) -> None:
-    found = answer(capsys, "solve", "--true-positive-rate", "0.05", "--false-positive-rate", "0.01")
+    found = answer(capsys, "cost", "--true-positive-rate", "0.05", "--false-positive-rate", "0.01")
     assert found["noise_multiplier"] == pytest.approx(1.467, abs=1e-3)
     sharp = answer(
         capsys,
-        "solve",
+        "cost",
         "--true-positive-rate",
         "0.05",
         "--mechanism",
@@ -249,7 +249,7 @@ def test_a_risk_can_be_the_budget(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ([], "Add --epsilon 3"),
+        (["--for", "noise"], "Add --epsilon 3"),
         (
             ["--epsilon", "3", "--true-positive-rate", "0.05"],
             "Expected --epsilon to be given where --true-positive-rate is not",
@@ -264,28 +264,8 @@ def test_a_risk_can_be_the_budget(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_what_cannot_be_solved_is_refused(capsys: pytest.CaptureFixture[str], options: list[str], said: str) -> None:
-    assert main(["solve", *options]) == 2
+    assert main(["cost", *options]) == 2
     assert said in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("old", "options"),
-    [
-        ("spend", TRAINING[1:]),
-        ("spend", ["--mechanism", "vmf", "--kappa", "300", "--dimension", "592130", "--unit", "note"]),
-        ("solve", [*BUDGET[1:], "--steps", "1000"]),
-        ("solve", [*BUDGET[1:], "--noise-multiplier", "1", "--for", "steps"]),
-        ("solve", ["--true-positive-rate", "0.05", "--steps", "10"]),
-    ],
-)
-def test_cost_answers_what_spend_and_solve_answered(
-    capsys: pytest.CaptureFixture[str], old: str, options: list[str]
-) -> None:
-    assert answer(capsys, "cost", *options) == answer(capsys, old, *options)
-    assert main(["cost", *options]) == 0
-    words = capsys.readouterr().out
-    assert main([old, *options]) == 0
-    assert capsys.readouterr().out == words
 
 
 def test_cost_without_noise_or_budget_says_what_to_add(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.serving.conftest import wait_until
+from tests.local.conftest import wait_until
 
 from discreet.cli.main import main
-from discreet.serving.encrypted import EncryptedHead
-from discreet.serving.head import Head
-from discreet.serving.limits import Limits
-from discreet.serving.server import listen, server_for
-from discreet.training.local_server import ServerSide
+from discreet.local.encrypted import EncryptedHead
+from discreet.local.head import Head
+from discreet.local.http import listen, server_for
+from discreet.local.limits import Limits
+from discreet.local.server import ServerSide
 
 TEXTS = ["calm heart", "sharp knee pain", "slow doctor"]
 

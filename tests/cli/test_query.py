@@ -14,11 +14,11 @@ import pytest
 
 from discreet.cli.main import main
 
-_spec = importlib.util.spec_from_file_location("serving_conftest", Path(__file__).parents[1] / "serving/conftest.py")
+_spec = importlib.util.spec_from_file_location("local_conftest", Path(__file__).parents[1] / "local/conftest.py")
 assert _spec is not None
 assert _spec.loader is not None
 real = importlib.util.module_from_spec(_spec)
-sys.modules["serving_conftest"] = real
+sys.modules["local_conftest"] = real
 _spec.loader.exec_module(real)
 
 QUERIES = 4
@@ -42,9 +42,9 @@ def client(run: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def server(run: Path) -> Iterator[Any]:
-    from discreet.serving.head import Head
-    from discreet.serving.limits import Limits
-    from discreet.training.local_server import ServerSide
+    from discreet.local.head import Head
+    from discreet.local.limits import Limits
+    from discreet.local.server import ServerSide
 
     with real.running(Head.of(ServerSide.load(run / "server")), Limits(rows=2)) as found:
         yield found
@@ -124,7 +124,7 @@ def test_texts_are_asked_among_decoys_at_the_price_of_a_text(
 def test_an_exhausted_ledger_is_refused_and_nothing_is_sent(
     capsys: pytest.CaptureFixture[str], client: Path, server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from discreet.serving.client import RemoteServer
+    from discreet.local.remote import RemoteServer
 
     assert ask(capsys, client, server.url, "a", "b", "c")[0] == 0
     monkeypatch.setattr(RemoteServer, "answers", lambda *a: pytest.fail("something was sent"))
@@ -195,7 +195,7 @@ def test_a_strange_server_is_refused_before_anything_is_spent(
 def test_a_busy_server_is_asked_again_with_the_same_release(
     capsys: pytest.CaptureFixture[str], client: Path, server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from discreet.serving.client import RemoteServer
+    from discreet.local.remote import RemoteServer
 
     plain, sent, slept = RemoteServer._once, [], []
 
@@ -215,7 +215,7 @@ def test_a_busy_server_is_asked_again_with_the_same_release(
 
 
 def test_only_numbers_leave(capsys: pytest.CaptureFixture[str], client: Path, server: Any) -> None:
-    from discreet.serving.client import RemoteServer
+    from discreet.local.remote import RemoteServer
 
     bodies: list[str | None] = []
     plain = RemoteServer._once
@@ -246,9 +246,9 @@ def trained(out: Path, data: Path, *more: str) -> Path:
 
 
 def serving(run: Path) -> Any:
-    from discreet.serving.head import Head
-    from discreet.serving.limits import Limits
-    from discreet.training.local_server import ServerSide
+    from discreet.local.head import Head
+    from discreet.local.limits import Limits
+    from discreet.local.server import ServerSide
 
     return real.running(Head.of(ServerSide.load(run / "server")), Limits(rows=64))
 

@@ -128,6 +128,7 @@ def test_names_of_classes_that_are_read_from_private_labels_make_the_figure_an_e
     said = here.say("train", *SGD, "--unit", "patient_id", out=tmp_path / "run")
     stated = json.loads((tmp_path / "run" / "metrics.json").read_text())["guarantee"]
     assert not stated["certified"] and stated["caveats"] == [Caveat.PRIVATE_CLASSES]
+    assert not any("names of the labels" in one for one in stated["assumptions"])
     assert Ledger.read(tmp_path / "run" / "ledger.jsonl").terms.caveats == {Caveat.PRIVATE_CLASSES}
     assert "Estimate, not a bound" in (tmp_path / "run" / "README.md").read_text()
     (record,) = (one for one in People(here.home).records() if one.out == str((tmp_path / "run").resolve()))

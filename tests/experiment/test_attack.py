@@ -11,9 +11,9 @@ from discreet.core.randomness import Rng
 from discreet.core.types import Guess
 from discreet.data.corpus import Corpus
 from discreet.experiment import AttackRequest, Scene, run_attack
-from discreet.experiment.attack import (
+from discreet.experiment.attack.request import DEFAULT_METRICS
+from discreet.experiment.attack.scoring import (
     CATEGORY_METRICS,
-    DEFAULT_METRICS,
     further_metrics,
     measure_leakage,
     metrics_for,

@@ -31,8 +31,8 @@ from discreet.experiment import (
     run_attack,
     run_training,
 )
-from discreet.experiment.extraction import measure_exposure, p_value, secret_prompt, typical_words
-from discreet.experiment.scene import Target
+from discreet.experiment.attack.extraction import measure_exposure, p_value, secret_prompt, typical_words
+from discreet.experiment.attack.scene import Target
 from discreet.experiment.training import RunOptions, with_canaries
 from discreet.models.encoder import quiet
 from discreet.models.language_model import LanguageModel

@@ -19,8 +19,8 @@ from discreet.core.errors import DataError, ModelError, SettingError, Unsupporte
 from discreet.core.randomness import Rng
 from discreet.data.sources import TextSource
 from discreet.experiment import AttackRequest, RunRequest, SceneRequest, load_scene, run_attack, run_training
-from discreet.experiment.given_references import GivenReferences, runs_in, trained_on
-from discreet.experiment.scene import Scene
+from discreet.experiment.attack.given_references import GivenReferences, runs_in, trained_on
+from discreet.experiment.attack.scene import Scene
 from discreet.models.classifier import ModelSettings
 from discreet.training.run_folder import load_run
 from discreet.training.settings import TrainSettings

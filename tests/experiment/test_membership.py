@@ -23,17 +23,18 @@ from discreet.core.types import Knowledge, ModelRelease
 from discreet.data.batches import tokens_for
 from discreet.data.corpus import Corpus
 from discreet.data.sources import Columns, TextSource
-from discreet.experiment import AttackRequest, Scene, membership, references, run_attack
-from discreet.experiment.membership import observe, select
-from discreet.experiment.references import ReferenceText, random_halves, reference_outputs
-from discreet.experiment.scene import Target
-from discreet.experiment.signals import check_same_tokens, outputs_of, token_scores
+from discreet.experiment import AttackRequest, Scene, run_attack
+from discreet.experiment.attack import membership, references
+from discreet.experiment.attack.membership import observe, select
+from discreet.experiment.attack.references import ReferenceText, random_halves, reference_outputs
+from discreet.experiment.attack.scene import Target
+from discreet.experiment.attack.signals import check_same_tokens, outputs_of, token_scores
 from discreet.models.base import TextModel
 from discreet.models.classifier import Classifier, ModelSettings
+from discreet.models.encode import encode
 from discreet.models.language_model import LanguageModel
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
-from discreet.training.encode import encode
 from discreet.training.loop import Job, start_from_public, train
 from discreet.training.plan import TrainingPlan
 from discreet.training.public_text import public_corpus

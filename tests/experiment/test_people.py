@@ -13,7 +13,7 @@ from discreet.core.types import Guess, Knowledge
 from discreet.data.corpus import Corpus
 from discreet.data.notes import notes, patients_of, public_names, secrets_of, without_identifiers
 from discreet.experiment import AttackRequest, AttackResult, Scene, run_attack
-from discreet.experiment.people import owners_of
+from discreet.experiment.attack.people import owners_of
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.protections.dp_sgd import DPSGD
 from discreet.releases.protected import protection_of

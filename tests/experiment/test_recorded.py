@@ -13,8 +13,8 @@ from discreet.attacks.rows import EmbeddingRows
 from discreet.cli.main import main
 from discreet.core.errors import DataError, SettingError, UnsupportedError
 from discreet.data.sources import TextSource
-from discreet.experiment.attack import AttackRequest
-from discreet.experiment.recorded import Recorded, attack_recorded, has_record
+from discreet.experiment.attack.recorded import Recorded, attack_recorded, has_record
+from discreet.experiment.attack.request import AttackRequest
 from discreet.federated.run import FederateOptions, federate
 from discreet.federated.secure_sum import SecureSum
 from discreet.federated.settings import Federation

@@ -5,7 +5,7 @@ import pytest
 
 from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
-from discreet.experiment.scene import Scene
+from discreet.experiment.attack.scene import Scene
 from discreet.models.classifier import Classifier
 
 TEXTS = tuple(f"the {thing} was dull" for thing in ("heart", "knee", "lung", "hand", "back", "film", "plot", "walk"))

@@ -10,7 +10,7 @@ import pytest
 from discreet.core.randomness import Rng
 from discreet.data.batches import tokens_for
 from discreet.data.corpus import Corpus
-from discreet.experiment import signals
+from discreet.experiment.attack import signals
 from discreet.models.classifier import ModelSettings
 from discreet.models.language_model import LanguageModel
 

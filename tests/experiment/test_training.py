@@ -12,9 +12,9 @@ from discreet.data.corpus import Corpus
 from discreet.data.sources import TextSource, load
 from discreet.experiment.training import RunRequest, averaged_utility, warn_of_size
 from discreet.models.classifier import Classifier, ModelSettings
+from discreet.models.encode import encode
 from discreet.protections.dp_sgd import DPSGD
 from discreet.protections.instance_encoding import InstanceEncoding
-from discreet.training.encode import encode
 from discreet.training.settings import TrainSettings
 
 

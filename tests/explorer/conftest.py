@@ -10,7 +10,7 @@ import pytest
 
 from discreet.cli.serve import menu_of_catalog
 from discreet.data.sources import load
-from discreet.experiment.scene import Scene, SceneRequest, load_scene
+from discreet.experiment.attack.scene import Scene, SceneRequest, load_scene
 from discreet.explorer.menu import Menu
 from discreet.explorer.page_data import PageData, load_page_data
 from discreet.models.classifier import ModelSettings

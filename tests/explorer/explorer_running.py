@@ -14,7 +14,7 @@ from typing import Any
 from discreet.explorer.app import KEY, Read
 from discreet.explorer.server import LIMITS, Place, server_for
 from discreet.explorer.worker import Worker
-from discreet.serving.limits import Limits
+from discreet.local.limits import Limits
 
 
 @dataclass

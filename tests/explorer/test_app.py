@@ -267,7 +267,7 @@ def test_many_half_open_connections_do_not_keep_the_page_from_being_served(serve
 def test_half_open_connections_are_cut_off_and_a_reading_is_not() -> None:
     from explorer_running import running
 
-    from discreet.serving.limits import Limits
+    from discreet.local.limits import Limits
 
     def slow(question: Question, note: Note) -> Mapping[str, Any]:
         if question.sentence == "slow":
@@ -293,7 +293,7 @@ def test_half_open_connections_are_cut_off_and_a_reading_is_not() -> None:
 def test_connections_with_a_reading_under_way_are_not_given_up_for_new_ones() -> None:
     from explorer_running import running
 
-    from discreet.serving.limits import Limits
+    from discreet.local.limits import Limits
 
     with running({"title": "toy"}, echo, Limits(rows=1, connections=3, connections_per_address=3)) as page:
         call, answer = begun(page)

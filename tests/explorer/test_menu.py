@@ -12,7 +12,7 @@ from discreet import catalog
 from discreet.catalog import PROTECTIONS
 from discreet.cli.serve import SLOW, menu_of_catalog
 from discreet.core.errors import DiscreetError, UnsupportedError
-from discreet.experiment.scene import Scene
+from discreet.experiment.attack.scene import Scene
 from discreet.explorer.menu import NONE, Menu, offer
 from discreet.explorer.page_data import PageData, Setting
 from discreet.explorer.reading import Question, read

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "report"))
 from browser import CHROMIUM, Browser
 from explorer_running import Running, running
 
-from discreet.experiment.scene import Scene
+from discreet.experiment.attack.scene import Scene
 from discreet.explorer.menu import Menu, offer
 from discreet.explorer.page_data import PageData, Setting
 from discreet.explorer.reading import read

@@ -14,8 +14,8 @@ from discreet.core.types import Trial
 from discreet.explorer.menu import Menu, offer
 from discreet.explorer.page_data import load_page_data
 from discreet.explorer.reading import Question, read
+from discreet.models.encode import cache_folder
 from discreet.study.store import Store
-from discreet.training.encode import cache_folder
 
 
 def test_a_study_lends_its_model_texts_and_protections(

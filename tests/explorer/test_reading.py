@@ -10,7 +10,7 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 from discreet.core.errors import DataError, SettingError
-from discreet.experiment.scene import Scene
+from discreet.experiment.attack.scene import Scene
 from discreet.explorer.menu import Menu
 from discreet.explorer.page_data import PageData
 from discreet.explorer.reading import OPEN, Question, read

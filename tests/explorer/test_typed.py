@@ -9,9 +9,9 @@ from discreet.attacks.identification import gram_matrix
 from discreet.core.errors import UnsupportedError
 from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
-from discreet.experiment.scene import Scene
+from discreet.experiment.attack.scene import Scene
 from discreet.explorer.typed import UNIT, TypedScene
-from discreet.training.encode import encode
+from discreet.models.encode import encode
 
 TYPED = "the heart was calm and the cough was dull"
 

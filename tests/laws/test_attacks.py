@@ -19,7 +19,8 @@ from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, Knowledge, Release, RepresentationRelease
 from discreet.data.corpus import Corpus
 from discreet.experiment import AttackRequest, Scene, run_attack
-from discreet.experiment.attack import knowledge, make_release, metrics_for, mixing, score_guess
+from discreet.experiment.attack.reconstruction import knowledge, make_release, mixing
+from discreet.experiment.attack.scoring import metrics_for, score_guess
 from discreet.metrics.table import METRICS
 from discreet.models.classifier import Classifier
 from discreet.models.encoder import quiet
@@ -229,7 +230,9 @@ def test_a_protection_of_something_else_is_refused(name: str, scene: Scene) -> N
 def test_a_protection_of_gradients_is_refused_for_vectors_before_any_text_is_encoded(
     name: str, scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("discreet.experiment.attack.knowledge", lambda *given: pytest.fail("it took its time"))
+    monkeypatch.setattr(
+        "discreet.experiment.attack.reconstruction.knowledge", lambda *given: pytest.fail("it took its time")
+    )
     with pytest.raises(UnsupportedError, match=f"fits dp-sgd, got {name}, which reads sentence vectors"):
         run_attack(request_for(name, protect=DPSGD(1.0, 1.0)), scene)
 

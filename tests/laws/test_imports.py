@@ -9,8 +9,10 @@ import pytest
 
 SOURCE = Path(__file__).parents[2] / "src" / "discreet"
 
-_TRAINING = {"core", "accounting", "mechanisms", "clipping", "models", "protections", "data", "metrics", "catalog"}
-_EXPERIMENT = _TRAINING | {"training", "releases", "federated", "serving", "attacks", "audit"}
+# The inner ring: values, formulas and algorithms. Nobody here trains or attacks a whole thing.
+_INNER = {"core", "accounting", "mechanisms", "clipping", "models", "protections", "data", "metrics", "catalog"}
+_TRAINED = _INNER | {"releases", "training"}
+_EXPERIMENT = _TRAINED | {"federated", "local", "attacks", "audit"}
 _EVERYTHING = _EXPERIMENT | {"experiment", "estimator", "study", "report"}
 ALLOWED: dict[str, set[str]] = {
     "core": set(),
@@ -19,20 +21,20 @@ ALLOWED: dict[str, set[str]] = {
     "accounting": {"core"},
     "mechanisms": {"core", "accounting"},
     "data": {"core", "accounting", "catalog"},
-    "models": {"core"},
     "clipping": {"core"},
     "metrics": {"core"},
+    "models": {"core", "data", "clipping"},
     "protections": {"core", "accounting", "mechanisms", "data", "clipping", "models", "metrics"},
-    "training": _TRAINING,
-    "releases": _TRAINING | {"training"},
-    "federated": _TRAINING | {"training"},
-    "serving": _TRAINING | {"training"},
-    "integrations": _TRAINING | {"training"},
+    "releases": _INNER,
     "attacks": {"core", "data", "models", "clipping", "mechanisms", "catalog"},
-    "audit": _TRAINING | {"training", "releases", "attacks"},
+    "training": _INNER | {"releases"},
+    "federated": _TRAINED,
+    "local": _TRAINED,
+    "integrations": _TRAINED,
+    "audit": _TRAINED | {"attacks"},
     "experiment": _EXPERIMENT,
     "estimator": _EXPERIMENT | {"experiment"},
-    "study": _EXPERIMENT | {"experiment", "catalog"},
+    "study": _EXPERIMENT | {"experiment"},
     "report": {"core", "metrics", "study", "releases", "accounting", "training", "catalog"},
     "explorer": _EVERYTHING,  # never cli
     "cli": _EVERYTHING | {"explorer"},
@@ -43,11 +45,10 @@ NO_TORCH = {"accounting"}
 ONLY_ROOM: dict[str, set[str]] = {
     "cryptography": {"federated"},
     "flwr": {"federated"},
-    "orjson": {"explorer", "serving"},
-    "starlette": {"explorer", "serving"},
-    "uvicorn": {"explorer", "serving"},
+    "orjson": {"explorer", "local"},
+    "starlette": {"explorer", "local"},
+    "uvicorn": {"explorer", "local"},
     "faiss": {"attacks"},
-    "plotly": {"report"},
     "opacus": set(),
     "peft": {"models"},
     "ray": {"study"},
@@ -101,7 +102,7 @@ def test_importing_the_package_leaves_the_heavy_libraries_alone() -> None:
 
 
 def test_a_report_never_loads_torch() -> None:
-    folder = Path(__file__).parents[1] / "fixtures" / "study_1" / "sweep"
+    folder = SOURCE.parents[1] / "benchmarks" / "golden" / "kept" / "studies" / "golden"
     code = (
         "import sys, tempfile, shutil, pathlib\nimport discreet\n"
         f"folder = pathlib.Path(tempfile.mkdtemp()) / 'sweep'\nshutil.copytree({str(folder)!r}, folder)\n"

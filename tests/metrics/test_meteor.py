@@ -3,7 +3,8 @@ import pytest
 from discreet.core.errors import ExtraError
 from discreet.core.randomness import Rng
 from discreet.metrics import text as module
-from discreet.metrics.text import meteor, text_leakage
+from discreet.metrics.table import text_leakage
+from discreet.metrics.text import meteor
 
 
 @pytest.fixture(autouse=True)

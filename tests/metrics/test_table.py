@@ -5,8 +5,7 @@ import pytest
 from discreet import catalog
 from discreet.core.errors import SettingError
 from discreet.core.randomness import Rng
-from discreet.metrics.table import METRICS, Chance, Compares, Metric, Sample, label_of, short_label_of
-from discreet.metrics.text import text_leakage
+from discreet.metrics.table import METRICS, Chance, Compares, Metric, Sample, label_of, short_label_of, text_leakage
 
 GUESSES, TRUTHS = ("a b c", "d e f", "g h"), ("a b c", "d x f", "g y")
 SAMPLE = Sample(GUESSES, TRUTHS, ("a b c", "d e f", "d x f", "g h", "g y", "z"))

@@ -6,15 +6,8 @@ import pytest
 
 from discreet.core.errors import SettingError
 from discreet.core.randomness import Rng
-from discreet.metrics.table import METRICS
-from discreet.metrics.text import (
-    lcs_over_longer,
-    match,
-    rouge,
-    semantic_cosine,
-    text_leakage,
-    token_accuracy,
-)
+from discreet.metrics.table import METRICS, text_leakage
+from discreet.metrics.text import lcs_over_longer, match, rouge, semantic_cosine, token_accuracy
 
 TRUTHS = ["the heart was calm", "a sharp pain in the knee", "no fever since monday", "rest and water", "bad cough"]
 

@@ -7,7 +7,8 @@ import torch
 
 from discreet.core.errors import SettingError
 from discreet.core.randomness import Rng
-from discreet.models.classifier import Classifier, ModelSettings, head, losses, pool
+from discreet.models.classifier import Classifier, ModelSettings, head, losses
+from discreet.models.encoder import pool
 
 
 @dataclass(frozen=True)

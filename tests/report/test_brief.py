@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from sample import NOTE, write_sample
+from sample import write_sample
 
 from discreet.report.brief import Answer, brief_of, noise_words, people
 from discreet.report.figures import leakage_axis, short_label, utility_against_leakage
@@ -60,19 +59,6 @@ def test_the_first_screen_answers_every_question(result: StudyResult) -> None:
     assert "always answering the most frequent class: 0.400" in rows["Only measured"]
     assert "lower than without protection (0.91" in rows["Only measured"]
     assert brief.command is not None and "protect" in dict(brief.command.options)
-
-
-def test_the_command_repeats_a_delta_that_is_not_the_default_any_more(result: StudyResult) -> None:
-    chosen = result.recommended
-    assert chosen is not None and chosen.guarantee is not None and chosen.guarantee.delta == 1e-5
-    command = brief_of(result).command
-    assert command is not None and "delta" not in dict(command.options)
-    larger = dataclasses.replace(chosen, guarantee=dataclasses.replace(chosen.guarantee, delta=8e-4))
-    command = brief_of(dataclasses.replace(result, recommended=larger)).command
-    assert command is not None and dict(command.options)["delta"] == "0.0008"
-    given = dataclasses.replace(larger, protection={**chosen.protection, "delta": 8e-4})
-    assert brief_of(dataclasses.replace(result, recommended=given)).command == command
-    assert command.out == dict(command.options)["out"]
 
 
 def test_no_setting_is_a_no_and_no_goal_is_no_answer(result: StudyResult) -> None:
@@ -205,13 +191,3 @@ def test_noise_is_named_as_it_was_solved(result: StudyResult) -> None:
     assert "noise multiplier 0.3: on the sum of every step" in noise_words(result.points[1])
     local = Point("ldp, epsilon 8", {"name": "ldp", "epsilon": 8.0, "mechanism": "privunit"}, {}, {}, None)
     assert noise_words(local) == "epsilon 8 (privunit)"
-
-
-def test_a_study_of_an_earlier_version_has_a_first_screen(tmp_path: Path) -> None:
-    shutil.copytree(OLD, tmp_path / "old")
-    written = write_report(tmp_path / "old")
-    assert written.brief.answer is Answer.YES and written.brief.command is not None
-    page = written.page.read_text()
-    assert written.command is not None and written.command.startswith("discreet train notes --rows 400 ")
-    assert "discreet train notes --rows 400 " in page
-    assert "Proven" in page and NOTE not in page

@@ -23,8 +23,6 @@ from discreet.report.run_facts import read_facts
 from discreet.training.run_folder import guarantee_with_digests
 from discreet.training.settings import TrainSettings
 
-OLD = Path(__file__).parents[1] / "fixtures" / "format_1" / "finished"
-
 
 @pytest.fixture
 def check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
@@ -127,14 +125,6 @@ def test_a_ledger_of_a_run_that_was_moved_is_recognized(
     assert check(run)[0] == 2 and check(run, "--ledger", str(elsewhere)) == (0, "")
     without_lines(elsewhere, -1, 1)
     assert check(run, "--ledger", str(elsewhere))[0] == 2
-
-
-def test_runs_of_earlier_versions_are_compared_with_their_ledger(tmp_path: Path, check: Check) -> None:
-    run = tmp_path / "old"
-    shutil.copytree(OLD, run)
-    assert check(run) == (0, "")
-    changed(run / "metrics.json", guarantee__epsilon=0.1)
-    assert check(run)[0] == 2
 
 
 def test_a_classifier_is_saved_with_its_ledger(

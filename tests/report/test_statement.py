@@ -29,7 +29,6 @@ from discreet.report.statement import schema, statement
 from discreet.report.statement_markdown import markdown
 from discreet.training.run_folder import guarantee_with_digests
 
-OLD = Path(__file__).parents[1] / "fixtures" / "format_1"
 # What NIST SP 800-226 asks for, and where a statement says it.
 CHECKLIST: dict[str, Callable[[dict[str, Any]], object]] = {
     "privacy parameters": lambda s: s["parameters"]["definition"],
@@ -180,14 +179,6 @@ def test_utility_by_class_is_stored_and_by_subgroup_measured(
         assert row["interval"][0] <= row["value"] <= row["interval"][1]
     assert main(["statement", str(run), "--subgroup", "sax", "--device", "cpu"]) == 2
     assert "Did you mean 'sex'?" in capsys.readouterr().err
-
-
-def test_old_folders_have_statements() -> None:
-    found = statement_of(OLD / "finished")
-    assert found["parameters"]["adjacency"] == "add/remove" and found["parameters"]["guarantee"] == "certified"
-    assert found["utility"]["metrics"][0]["interval"] is None  # it was not measured then
-    fixed = statement_of(OLD / "fixed_seed_ledger.jsonl", delta=1e-5)
-    assert fixed["release"]["kind"] == "ledger"
 
 
 def test_a_ledger_alone_needs_a_delta(tmp_path: Path) -> None:
@@ -421,14 +412,14 @@ def test_every_protection_in_the_catalog_is_described() -> None:
     assert method_of({"name": "of somebody else"}) is METHODS["own loop"]
 
 
-def test_a_statement_never_loads_torch(tmp_path: Path) -> None:
+def test_a_statement_never_loads_torch(run_of: Callable[..., Path]) -> None:
     import subprocess
     import sys
 
     code = (
         "import sys\nfrom pathlib import Path\nfrom discreet.report.run_facts import read_facts\n"
         "from discreet.report.statement import statement\nfrom discreet.report.statement_markdown import markdown\n"
-        f"markdown(statement(read_facts(Path({str(OLD / 'finished')!r}))))\nprint('torch' in sys.modules)"
+        f"markdown(statement(read_facts(Path({str(run_of('dp-sgd'))!r}))))\nprint('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

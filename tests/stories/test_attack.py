@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from discreet.attacks.base import Attack
 from discreet.attacks.identification import OneOfN
 from discreet.attacks.matching.lamp_tag_dlg import Lamp
 from discreet.attacks.matching.word_draws import WordDraws
@@ -22,7 +23,7 @@ from discreet.core.errors import SettingError
 from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
 from discreet.experiment import AttackRequest, Example, Scene, SceneRequest, load_scene, run_attack
-from discreet.experiment.attack import Attack, knowledge
+from discreet.experiment.attack.reconstruction import knowledge
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD

@@ -130,7 +130,7 @@ def test_plain_lines_have_no_columns(command: list[object], toy_csv: Path, tmp_p
 
 def test_output_that_cannot_be_written_is_said() -> None:
     process = subprocess.run(
-        f"{sys.executable} -m discreet spend --noise-multiplier 1 > /dev/full",
+        f"{sys.executable} -m discreet cost --noise-multiplier 1 > /dev/full",
         shell=True, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(SOURCE)}, check=False,
     )  # fmt: skip
     assert process.returncode == 2

@@ -50,7 +50,7 @@ def test_a_cache_that_cannot_be_written_costs_time_and_no_trial(
     import numpy as np
 
     from discreet.data.corpus import Corpus
-    from discreet.experiment.scene import Scene
+    from discreet.experiment.attack.scene import Scene
     from discreet.study import trial
 
     (tmp_path / "file").write_text("", encoding="utf-8")

@@ -13,8 +13,8 @@ from discreet.core.randomness import Rng
 from discreet.data.batches import tokenise, tokens_for
 from discreet.data.corpus import Corpus
 from discreet.models.classifier import Classifier, ModelSettings
+from discreet.models.encode import represent_apart
 from discreet.models.language_model import LanguageModel
-from discreet.training.encode import represent_apart
 from discreet.training.evaluate import assess, by_length, evaluate, predict
 
 

@@ -16,11 +16,11 @@ from discreet.data.corpus import Corpus
 from discreet.data.sources import EACH_ROW, TextSource, load
 from discreet.experiment import RunOptions, RunRequest, run_training
 from discreet.models.classifier import Classifier
+from discreet.models.encode import encode
 from discreet.models.lora import is_adapter
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
 from discreet.training.checkpoint import NAME, PUBLIC, PUBLIC_START
-from discreet.training.encode import encode
 from discreet.training.evaluate import represent
 from discreet.training.plan import TrainingPlan, model_settings
 from discreet.training.public_row import PUBLIC_TEXT

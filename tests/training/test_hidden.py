@@ -18,8 +18,9 @@ from discreet.protections.base import Rows
 from discreet.protections.dp_sgd import DPSGD
 from discreet.protections.instance_encoding import InstanceEncoding
 from discreet.protections.texthide import TextHide
+from discreet.releases.hidden import draw_hidden
 from discreet.training.evaluate import evaluate, predict
-from discreet.training.hidden import HiddenStep, draw_hidden
+from discreet.training.hidden import HiddenStep
 from discreet.training.settings import TrainSettings
 
 StopAfter = Callable[[int], Callable[[], bool]]

@@ -30,11 +30,12 @@ from discreet.core.errors import BudgetError, LedgerError, OutputError
 from discreet.core.guarantee import Adjacency, Caveat, Guarantee, in_digits
 from discreet.data.corpus import Corpus
 from discreet.data.samplers import Poisson
+from discreet.data.shapes import Part
 from discreet.data.sources import TextSource
 from discreet.experiment.training import RunRequest, warn_of_size
 from discreet.models.model_settings import ModelSettings
 from discreet.protections.dp_sgd import DPSGD
-from discreet.training.parts import Part, PrivateParts
+from discreet.training.parts import PrivateParts
 from discreet.training.people import (
     DECIDED_BEFORE,
     FIXED_SEED,

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from discreet.accounting.ledger import Budget, Ledger
 from discreet.core.errors import DataError
+from discreet.core.guarantee import delta_for
 from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
 from discreet.data.partition import keep_per_unit
@@ -17,7 +17,7 @@ from discreet.protections.dp_sgd import DPSGD
 from discreet.protections.instance_encoding import InstanceEncoding
 from discreet.protections.local.protection import LocalPrivacy
 from discreet.protections.texthide import TextHide
-from discreet.training.plan import TrainingPlan, delta_for, model_settings, resumed_delta
+from discreet.training.plan import TrainingPlan, model_settings
 
 
 def test_a_cap_is_stated_and_noise_is_calibrated_for_it(tiny_encoder: Callable[[str], Path]) -> None:
@@ -45,15 +45,6 @@ def test_a_cap_is_stated_and_noise_is_calibrated_for_it(tiny_encoder: Callable[[
 def test_the_default_delta_is_a_tenth_of_one_over_n_and_never_above_1e_5() -> None:
     assert [delta_for(n) for n in (1, 500, 10_000)] == [1e-5] * 3
     assert delta_for(67_349) == pytest.approx(1 / 673_490)
-
-
-def test_an_unfinished_run_keeps_the_delta_of_its_budget(tmp_path: Path) -> None:
-    path, protect = tmp_path / "ledger.jsonl", DPSGD(epsilon=3.0)
-    assert resumed_delta(protect, path) is None
-    with Ledger.open(path, unit="row", adjacency=protect.adjacency, budget=Budget(3.0, 5e-5)):
-        pass
-    assert resumed_delta(protect, path) == 5e-5
-    assert resumed_delta(DPSGD(epsilon=3.0, delta=1e-6), path) is None and resumed_delta(None, path) is None
 
 
 @pytest.mark.parametrize(

@@ -15,14 +15,16 @@ from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
 from discreet.data.samplers import FixedSize, Poisson, Shuffled
+from discreet.data.shapes import Part
 from discreet.data.sources import load
+from discreet.data.units import unit_numbers
 from discreet.models.classifier import Classifier
+from discreet.models.encode import ready
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
-from discreet.training.encode import ready
 from discreet.training.evaluate import evaluate
-from discreet.training.parts import Part, PrivateParts
-from discreet.training.private import PrivateStep, unit_numbers
+from discreet.training.parts import PrivateParts
+from discreet.training.private import PrivateStep
 from discreet.training.settings import TrainSettings
 
 

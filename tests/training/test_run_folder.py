@@ -6,24 +6,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 import safetensors.torch
-import tomli_w
 import torch
 from safetensors import SafetensorError
 
 from discreet.accounting.events import GaussianDpEvent
 from discreet.accounting.ledger import Ledger
-from discreet.core.errors import DataError, LedgerError, ModelError, OutputError, SettingError
+from discreet.core.errors import LedgerError, ModelError, OutputError, SettingError
 from discreet.core.files import save_tensors
 from discreet.core.randomness import Rng
 from discreet.data.sources import TextSource, load
 from discreet.experiment import RunRequest, SceneRequest, load_scene, run_training
 from discreet.models.classifier import Classifier, ModelSettings
-from discreet.protections.local.protection import LocalPrivacy
+from discreet.models.encode import encode
 from discreet.protections.texthide import TextHide
 from discreet.training.checkpoint import LEDGER
-from discreet.training.encode import encode
 from discreet.training.evaluate import predict
-from discreet.training.run_folder import begin, check_split, load_run, prepared, read_settings, workspace_of
+from discreet.training.run_folder import begin, load_run, prepared, workspace_of
 from discreet.training.settings import TrainSettings
 
 
@@ -53,21 +51,16 @@ def test_a_run_comes_back_from_disk_as_it_was(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a"]
 
 
-def test_the_held_out_rows_of_an_old_run_are_not_taken_for_unseen_ones(
+def test_a_run_of_another_format_is_rejected(
     toy_csv: Path, tiny_encoder: Callable[[str], Path], tmp_path: Path
 ) -> None:
     run_training(request(toy_csv, str(tiny_encoder("bert")), train="head"), tmp_path / "a")
     path = tmp_path / "a" / "settings.toml"
-    path.write_text(path.read_text(encoding="utf-8").replace("format = 4", "format = 1"), encoding="utf-8")
-    old = load_run(tmp_path / "a")
-    assert old.settings.format == 1 and len(predict(old.model, load(toy_csv)).values) == 120
-    with pytest.raises(DataError, match="selected held-out rows in another way"):
-        check_split(old.settings)
-    with pytest.raises(DataError, match="selected held-out rows in another way"):
+    path.write_text(path.read_text(encoding="utf-8").replace("format = 4", "format = 5"), encoding="utf-8")
+    with pytest.raises(ModelError, match="Expected a run of format 4 in .*, got 5"):
+        load_run(tmp_path / "a")
+    with pytest.raises(ModelError, match="Expected a run of format 4"):
         load_scene(SceneRequest(run=tmp_path / "a"))
-    named = replace(old.settings, data=replace(old.settings.data, validation=str(toy_csv)))
-    check_split(named)  # its validation rows were named
-    check_split(replace(old.settings, format=2))
 
 
 def test_the_card_and_settings_hold_no_word_of_the_texts(
@@ -227,13 +220,3 @@ def test_tensors_are_never_readable_by_others_while_they_are_written(
     monkeypatch.setattr(safetensors.torch, "save_file", watched)
     save_tensors({"vectors": torch.ones(3)}, tmp_path / "a.safetensors")
     assert seen == [0o600, 0o600]
-
-
-def test_the_epsilon_of_an_old_locally_private_run_is_that_of_each_sentence(tmp_path: Path) -> None:
-    table = {"data": {"source": "notes"}, "model": {}, "train": {}, "protect": {"name": "ldp", "epsilon": 10.0}}
-    for number, (epsilon, per_message) in {2: (None, 10.0), 3: (10.0, None)}.items():
-        path = tmp_path / f"{number}.toml"
-        path.write_text(tomli_w.dumps({**table, "format": number}), encoding="utf-8")
-        asked = read_settings(path).protect
-        assert isinstance(asked, LocalPrivacy)
-        assert (asked.epsilon, asked.epsilon_per_message) == (epsilon, per_message)

@@ -11,7 +11,7 @@ from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
 from discreet.data.sources import load
 from discreet.models.classifier import Classifier
-from discreet.training.encode import ready
+from discreet.models.encode import ready
 from discreet.training.evaluate import predict
 from discreet.training.score import private_score, row_scores, unit_scores
 

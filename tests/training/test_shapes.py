@@ -6,7 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from discreet.training.parts import Shapes, without_zeros
+from discreet.data.shapes import Shapes
+from discreet.training.parts import without_zeros
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

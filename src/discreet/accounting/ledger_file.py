@@ -269,7 +269,7 @@ class Tally:
     secure: set[str] = field(default_factory=set)
     respent: int = 0
     torn: int = 0
-    terms: Terms | None = None  # the current terms; None in a ledger written before terms were recorded
+    terms: Terms | None = None  # the current terms; None before the first that were recorded
     all_terms: dict[Terms | None, None] = field(default_factory=dict)  # all so far; None for a spend without terms
     unfinished: bytes = b""  # bytes to append before the next line if the last one is torn
 
@@ -538,8 +538,8 @@ class Terms:
 class Statement:
     """The contents of a ledger: its unit and adjacency, and each distinct event with its count in order of first use.
 
-    `terms` are those of all spends together. `unstated` is true if a spend has no terms, as in a ledger that was
-    written before terms were recorded. `check` is that of the last line, which depends on all lines before it.
+    `terms` are those of all spends together. `unstated` is true if a spend has no terms. `check` is that of the
+    last line, which depends on all lines before it.
     """
 
     unit: str

@@ -54,6 +54,7 @@ class Family(Enum):
     """Attacks that are run and measured in the same way."""
 
     RECONSTRUCTION = "reconstruction"  # of texts, from a release of some rows
+    IDENTIFICATION = "identification"  # of one of n candidates, from a release of one row
     MEMBERSHIP = "membership"  # of texts or authors, from a trained model
     EXTRACTION = "extraction"  # of memorized text, from a trained model
     PEOPLE = "people"  # who a released text, vector or pseudonym is about, or what it tells of them
@@ -106,7 +107,7 @@ class Attack(ABC):
     @property
     def identifies(self) -> bool:
         """Whether it identifies one of n candidates, so that its success has a proven bound."""
-        return self.returns is Returns.INDICES
+        return self.family is Family.IDENTIFICATION
 
     @property
     def is_ordered(self) -> bool:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from discreet.attacks.base import Attack, Need, Returns
+from discreet.attacks.base import Attack, Family, Need, Returns
 from discreet.clipping.clip import Clip, Flat, clipped_sum
 from discreet.clipping.tape import Tape
 from discreet.core.errors import UnsupportedError, invalid, non_negative, one_of, positive, probability, whole
@@ -52,6 +52,7 @@ class OneOfN(Attack):
 
     name: ClassVar[str] = "one-of-n"
     sees: ClassVar[type[Release]] = GradientRelease
+    family: ClassVar[Family] = Family.IDENTIFICATION
     returns: ClassVar[Returns] = Returns.INDICES
     needs: ClassVar[frozenset[Need]] = frozenset({Need.CANDIDATES})
 

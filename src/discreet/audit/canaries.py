@@ -348,18 +348,18 @@ def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def read(folder: Path, planted: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def read(folder: Path, planted: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return what an audit of a run reads, or raise an error if the run has no canaries.
 
     `planted` is what the metrics of the run say about its audit; a file with another digest is rejected.
     """
     path = folder / FILE
-    if not path.exists():
+    if planted is None or not path.exists():
         raise ModelError(
             f"Expected canaries in the run {str(folder)!r}, got none: it was not trained for an audit. Train it again "
             f"with {setting('audit', 1000)}, or audit one release of its protection ({setting('protect')})."
         )
-    record = _read(path, None if planted is None else planted.get("digest"))
+    record = _read(path, planted["digest"])
     try:
         if record["format"] != _FORMAT or record["kind"] not in KINDS or len(record["included"]) < 2:
             raise ValueError
@@ -368,10 +368,8 @@ def read(folder: Path, planted: Mapping[str, Any] | None = None) -> dict[str, An
     return record
 
 
-def read_steps(folder: Path, planted: Mapping[str, Any] | None) -> tuple[dict[str, Any] | None, str]:
+def read_steps(folder: Path, planted: Mapping[str, Any]) -> tuple[dict[str, Any] | None, str]:
     """Return the record of the steps of a run, or None and the reason why there is none."""
-    if planted is None:
-        return None, "the run was trained by an earlier version, which recorded no steps"
     if planted.get("steps_digest") is None:
         return None, "the run has no steps whose gradients are protected"
     path = record_path(Path(folder).resolve())

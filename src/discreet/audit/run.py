@@ -92,6 +92,7 @@ def audit_run(folder: Path, *, confidence: float = CONFIDENCE, device: torch.dev
     run = load_run(folder, device)
     planted = run.metrics.get("audit")
     record = canaries.read(folder, planted)
+    assert planted is not None
     scores, included = canaries.scores_of(record, run.model)
     stated = run.guarantee
     if stated is None or not stated.exists:

@@ -180,7 +180,7 @@ def attack(
         from discreet.attacks.base import Family
         from discreet.data.sources import Columns
         from discreet.experiment import AttackRequest, SceneRequest, load_scene
-        from discreet.experiment.identification import delta_of_run
+        from discreet.experiment.attack.identification import delta_of_run
         from discreet.models.encoder import unknown_words
         from discreet.releases.description import READS
 
@@ -254,7 +254,7 @@ def attack(
 
 def _is_recorded(run: Path | None, options: AttackOptions) -> bool:
     """Return whether the recorded messages of a federated run are attacked, and not a new release."""
-    from discreet.experiment.recorded import has_record
+    from discreet.experiment.attack.recorded import has_record
 
     recorded = run is not None and has_record(run) and options.protect is None and options.data is None
     if options.view is not None and not recorded:
@@ -266,8 +266,8 @@ def _is_recorded(run: Path | None, options: AttackOptions) -> bool:
 def _attack_recorded(run: Path, options: AttackOptions, seed: int, json: bool) -> None:
     """Attack the recorded messages of a federated run."""
     from discreet.cli.attack_table import reading, summary
-    from discreet.experiment.attack import metrics_for
-    from discreet.experiment.recorded import SERVER_VIEW, attack_recorded
+    from discreet.experiment.attack.recorded import SERVER_VIEW, attack_recorded
+    from discreet.experiment.attack.scoring import metrics_for
 
     name = options.attack or "dager"
     fields = [one.name for one in dataclasses.fields(attack_class(name)) if one.init]  # type: ignore[arg-type]
@@ -327,7 +327,7 @@ def _changes(scene: Scene, kind: str) -> bool:
 def _request(name: str, chosen: Attack, options: AttackOptions, seed: int) -> AttackRequest:
     from discreet.attacks.base import Family
     from discreet.experiment import AttackRequest
-    from discreet.experiment.attack import DEFAULT_METRICS
+    from discreet.experiment.attack.request import DEFAULT_METRICS
 
     batch_size, examples = options.batch_size, options.examples
     if chosen.family is Family.PEOPLE:
@@ -366,8 +366,8 @@ def _run_attacks(
     from discreet.attacks.base import Family
     from discreet.cli.attack_table import reading
     from discreet.experiment import run_attack
-    from discreet.experiment.attack import metrics_for
-    from discreet.experiment.identification import updates_of_run
+    from discreet.experiment.attack.identification import updates_of_run
+    from discreet.experiment.attack.scoring import metrics_for
 
     results: list[AttackResult] = []
     people = request.attack.family is Family.PEOPLE

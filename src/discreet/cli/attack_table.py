@@ -275,7 +275,8 @@ def protections_to_attack(
     settings: dict[str, Any],
 ) -> list[Protected]:
     """Return the protections to attack: the one in the options, at every strength in the options."""
-    from discreet.releases.protected import protection_of, protection_of_run
+    from discreet.experiment.attack.scene import protection_of_run
+    from discreet.releases.protected import protection_of
 
     name, base = protect, dict(settings)
     if name is None and strengths is not None and strengths[0] != "epsilon":
@@ -387,7 +388,7 @@ def _reject_misfit(request: AttackRequest, scene: Scene, name: str, built: Any =
 
     Without `built`, the protection is not resolved yet and the check is weaker.
     """
-    from discreet.experiment.identification import NOISY
+    from discreet.experiment.attack.identification import NOISY
     from discreet.releases.description import GRADIENT, READS, REPRESENTATION, misfit_error
     from discreet.releases.protected import fits
 

@@ -96,7 +96,7 @@ def _audit_run(run: Path, options: AuditOptions, json: bool) -> bool:
         raise invalid("epsilon", options.epsilon, "left out for a run", "The certificate of the run is audited.")
     with working("auditing the run"), spelled(_of_training):
         from discreet.audit.run import audit_run
-        from discreet.training.parts import find_device
+        from discreet.core.device import find_device
 
         result = audit_run(run, confidence=options.confidence, device=find_device(options.device))
     if json:

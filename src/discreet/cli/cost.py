@@ -1,7 +1,4 @@
-"""`discreet cost`: compute the privacy cost of a mechanism, or the noise, steps or sampling rate that a budget allows.
-
-`discreet spend` and `discreet solve` are the old names of its two functions.
-"""
+"""`discreet cost`: the privacy cost of a mechanism, or the noise, steps or sampling rate that a budget allows."""
 
 from __future__ import annotations
 
@@ -123,18 +120,6 @@ def cost(options: CostOptions, budget: BudgetOptions, json: Json = False) -> Non
         _solve(options, budget, json)
     else:
         _spend(options, json)
-
-
-@generated()
-def spend(options: CostOptions, json: Json = False) -> None:
-    """Compute the privacy cost of a mechanism; the old name of `discreet cost`."""
-    _spend(options, json)
-
-
-@generated()
-def solve(options: CostOptions, budget: BudgetOptions, json: Json = False) -> None:
-    """Find the noise, steps or sampling rate for a budget; the old name of `discreet cost --epsilon`."""
-    _solve(options, budget, json)
 
 
 def _spend(options: CostOptions, json: bool) -> None:

@@ -35,28 +35,27 @@ def evaluate(
     start = time.monotonic()
     with working("loading the model"):
         from discreet.catalog import CORPORA
+        from discreet.core.device import find_device
         from discreet.data.batches import tokens_for
         from discreet.data.sources import Columns, load
-        from discreet.training.evaluate import assess_classes, matched
-        from discreet.training.parts import find_device
-        from discreet.training.run_folder import check_split, load_run
+        from discreet.models.task import matched
+        from discreet.training.evaluate import assess_classes
+        from discreet.training.run_folder import load_run
 
         loaded = load_run(run, find_device(device))
     model, settings = loaded.model, loaded.settings
     data = settings.data.source if data is None else data
     same = same_source(data, settings.data.source)
-    if same:
-        check_split(settings)
-        if settings.protect is not None:
-            different_rows = data in CORPORA and seed is not None and seed != settings.seed  # under the same name
-            own = settings.data
-            options: dict[str, tuple[object, object]] = {
-                "--seed": (seed, settings.seed),
-                "--text": (columns.text, own.text),
-                "--text-pair": (columns.text_pair, own.text_pair),
-                "--label": (columns.label, own.label),
-            }
-            check_held_out(data, split, {} if different_rows else options)
+    if same and settings.protect is not None:
+        different_rows = data in CORPORA and seed is not None and seed != settings.seed  # under the same name
+        own = settings.data
+        options: dict[str, tuple[object, object]] = {
+            "--seed": (seed, settings.seed),
+            "--text": (columns.text, own.text),
+            "--text-pair": (columns.text_pair, own.text_pair),
+            "--label": (columns.label, own.label),
+        }
+        check_held_out(data, split, {} if different_rows else options)
     # The held-out split depends on the columns, so the run's own data is read with the run's own columns.
     defaults = Columns() if data in CORPORA and not same else settings.data.columns
     corpus = load(

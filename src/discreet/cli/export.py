@@ -27,7 +27,7 @@ def export(
 
         loaded = load_run(run)
         # The model card of the export states the guarantee again.
-        check_digests(loaded.metrics, run / "metrics.json", run_format=loaded.settings.format)
+        check_digests(loaded.metrics, run / "metrics.json")
         kind = loaded.save_pretrained(out)
     if json:
         as_json({"run": str(run), "out": str(out), "class": kind})

@@ -36,9 +36,9 @@ def generate(
     start = time.monotonic()
     whole("count", count, 1, "It is the number of texts to generate.")
     with working("loading the model"):
+        from discreet.core.device import find_device
         from discreet.core.randomness import Rng
         from discreet.models.language_model import LanguageModel
-        from discreet.training.parts import find_device
         from discreet.training.run_folder import load_run
 
         model = load_run(run, find_device(device)).model

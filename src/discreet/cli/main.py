@@ -16,7 +16,7 @@ from discreet.cli.attack import attack
 from discreet.cli.audit import audit
 from discreet.cli.calibrate import calibrate, report
 from discreet.cli.check import check
-from discreet.cli.cost import cost, solve, spend
+from discreet.cli.cost import cost
 from discreet.cli.data import cache, data
 from discreet.cli.evaluate import evaluate
 from discreet.cli.export import export
@@ -83,8 +83,6 @@ app.command("cost")(cost)
 app.command("ledger")(ledger)
 app.command("cache")(cache)
 app.command("models")(models)
-app.command("spend", hidden=True)(spend)  # old names of cost
-app.command("solve", hidden=True)(solve)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

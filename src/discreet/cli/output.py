@@ -379,7 +379,7 @@ def lines(clock: Callable[[], float] = time.monotonic) -> Callable[[Report], Non
 
 
 def facts(report: Report) -> str:
-    """Return the loss and speed of a report and, for private training, the epsilon spent so far."""
+    """Return the loss and speed of a report and, for private training, the epsilon of the whole plan."""
     parts = []
     if report.loss is not None:
         parts.append(f"loss {report.loss:.3f}")

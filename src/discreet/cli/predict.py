@@ -39,9 +39,9 @@ def predict(
     In text files, a tab separates the two texts of a pair.
     """
     with working("loading the model"):
+        from discreet.core.device import find_device
         from discreet.models.classifier import classifier_of
         from discreet.training.evaluate import predict as predict_corpus
-        from discreet.training.parts import find_device
         from discreet.training.run_folder import load_run
 
         loaded = load_run(run, find_device(device))

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from discreet.core.guarantee import Guarantee
-    from discreet.serving.client import About, RemoteServer
-    from discreet.training.local_client import Mixed, Sealed, UserSide
+    from discreet.local.client import Mixed, Sealed, UserSide
+    from discreet.local.remote import About, RemoteServer
 
 _MANY = 500
 
@@ -67,8 +67,8 @@ def query(
     import numpy as np
 
     from discreet.core.errors import invalid, positive, setting, whole
-    from discreet.serving.client import RemoteServer
-    from discreet.training.local_client import UserSide
+    from discreet.local.client import UserSide
+    from discreet.local.remote import RemoteServer
 
     remote = RemoteServer(server, positive("timeout", timeout, "It is in seconds."))
     whole("decoys", decoys, 0, "It is the number of generated texts per real text.")
@@ -143,14 +143,14 @@ def _private_vectors(folder: Path, asked: tuple[list[str] | None, str, str, str 
     from discreet.training.run_folder import is_run, load_run
 
     if not is_run(folder):
-        from discreet.training.local_client import UserSide
+        from discreet.local.client import UserSide
 
         with UserSide.load(folder) as user:
             return np.asarray(user.coordinates(*_texts(*asked, user.pairs)).numpy())
     from discreet.data.batches import tokenise
+    from discreet.local.client import queries_of, same_work
     from discreet.models.classifier import classifier_of
     from discreet.training.evaluate import represent
-    from discreet.training.local_client import queries_of, same_work
 
     run = load_run(folder)
     model = classifier_of(run.model, "a query", "Encrypted answers need the head of a classifier.")

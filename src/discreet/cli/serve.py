@@ -51,17 +51,17 @@ def serve(
     With --encrypted, the server computes on ciphertexts: it has no key, and sees
     neither the vectors nor its own answers. It needs a linear head.
     """
-    from discreet.serving.limits import Limits
-    from discreet.serving.server import check_installed
-    from discreet.serving.server import serve as run_server
+    from discreet.local.http import check_installed
+    from discreet.local.http import serve as run_server
+    from discreet.local.limits import Limits
 
     limits = Limits(rows, rate, active, connections, connections_per_address, patience)
     check_installed()
-    from discreet.serving.head import Head
-    from discreet.training.local_server import ServerSide
+    from discreet.local.head import Head
+    from discreet.local.server import ServerSide
 
     if encrypted:
-        from discreet.serving.encrypted import EncryptedHead
+        from discreet.local.encrypted import EncryptedHead
         from discreet.training.run_folder import is_run
 
         head = Head.of(ServerSide.of_run(folder) if is_run(folder) else ServerSide.load(folder))
@@ -93,7 +93,7 @@ def explore(
     Only this machine can reach the page, with the key in the printed address.
     Typed text is not logged or stored.
     """
-    from discreet.serving.server import check_installed
+    from discreet.local.http import check_installed
 
     positive("seconds", seconds, "It is the time limit of each attack.")
     check_installed("explore")

@@ -6,11 +6,13 @@ is computed for a unit has the same bits whatever the other units of the batch a
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from discreet.clipping.record import Record
 from discreet.clipping.tape import Tape
@@ -204,3 +206,26 @@ def _fingerprint(values: Tensor) -> Tensor:
 def _equal(base: Tensor, other: Tensor, order: Tensor) -> bool:
     places = (order < base.shape[1]).nonzero().flatten()
     return torch.equal(base[:, order[places]], other[:, places])
+
+
+_SKIPS_MASKS = ("_ignore_bidirectional_mask_sdpa", "_ignore_causal_mask_sdpa")
+
+
+@contextmanager
+def fixed_kernels(plain_attention: bool = False) -> Iterator[None]:
+    """Make a model choose its kernels by the shapes of its inputs, and not by their values.
+
+    By default, transformers passes no attention mask if no row of a batch is padded, and another kernel then computes
+    every row. With `plain_attention`, attention is computed by ordinary matrix products, because the fused kernels of a
+    GPU may add in an order that changes from run to run.
+    """
+    masks = sys.modules.get("transformers.masking_utils")
+    before = {name: getattr(masks, name) for name in _SKIPS_MASKS if hasattr(masks, name)}
+    for name in before:
+        setattr(masks, name, lambda *_, **__: False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH) if plain_attention else nullcontext():
+            yield
+    finally:
+        for name, skips in before.items():
+            setattr(masks, name, skips)

@@ -19,7 +19,6 @@ from typing import Any
 from discreet.core.errors import ModelError
 
 DIGESTS = "digests"
-SINCE = 4  # the first format of run folders with digests
 FILES, LEDGERS, VALUES = "files", "ledgers", "values"
 
 
@@ -46,21 +45,17 @@ def with_digests(
     return {**plain, DIGESTS: {**digests, VALUES: _digest(plain, digests)}}
 
 
-def check_digests(
-    values: Mapping[str, Any], path: Path, files: Mapping[str, Path] | None = None, *, run_format: int = SINCE
-) -> None:
+def check_digests(values: Mapping[str, Any], path: Path, files: Mapping[str, Path] | None = None) -> None:
     """Raise if values or files differ from the digests in the JSON file at `path`, or if it has none.
 
     Names of files are relative to its folder, unless `files` says where they are. The ledgers are left to the caller,
-    who reads them. `run_format` is the format of a run folder; earlier ones than `SINCE` have no digests.
+    who reads them.
     """
     digests = values.get(DIGESTS)
     if digests is None:
-        if run_format < SINCE:
-            return
         raise ModelError(
             f"Expected {DIGESTS!r} in {str(path)!r}, which are written with every guarantee, got none. The file was "
-            "edited, or is of an earlier version; restore it, or make the release again."
+            "edited; restore it, or make the release again."
         )
     try:
         recorded, own = {FILES: dict(digests[FILES]), LEDGERS: dict(digests[LEDGERS])}, digests[VALUES]

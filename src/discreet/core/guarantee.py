@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from discreet.core.errors import invalid
+from discreet.core.errors import invalid, whole
 
 
 class Adjacency(enum.StrEnum):
@@ -234,9 +234,13 @@ class Guarantee:
             text += " It assumes: " + "; ".join(self.assumptions) + "."
         return text
 
+    def from_seed(self, is_secret: bool) -> Guarantee:
+        """Return the guarantee if its noise comes from a secret seed, and an estimate if the seed is fixed."""
+        return self if is_secret or not self.exists else self.with_caveats({Caveat.FIXED_SEED})
+
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Guarantee:
-        """Return a guarantee from the plain values of `as_dict`; keys that older versions lack are optional."""
+        """Return a guarantee from the plain values of `as_dict`."""
         return cls(
             epsilon=math.inf if values["epsilon"] is None else float(values["epsilon"]),
             delta=float(values["delta"]),
@@ -244,9 +248,9 @@ class Guarantee:
             adjacency=Adjacency(values["adjacency"]),
             accountant=str(values["accountant"]),
             certified=bool(values["certified"]),
-            assumptions=tuple(values.get("assumptions", ())),
-            reason=values.get("reason"),
-            caveats=frozenset(Caveat(value) for value in values.get("caveats", ())),
+            assumptions=tuple(values["assumptions"]),
+            reason=values["reason"],
+            caveats=frozenset(Caveat(value) for value in values["caveats"]),
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -275,3 +279,12 @@ def in_digits(bound: float, digits: int = 4) -> str:
     if float(text) >= bound * (1 - 1e-9):  # ignore the rounding error of a sum
         return text
     return f"{float(text) + 10.0 ** (math.floor(math.log10(bound)) - digits + 1):.{digits}g}"
+
+
+def delta_for(units: int) -> float:
+    """Return the default delta, 0.1 / number of units and at most 1e-5.
+
+    >>> delta_for(2000), delta_for(50_000)
+    (1e-05, 2e-06)
+    """
+    return min(LARGEST_DELTA, 1 / (10 * whole("units", units)))

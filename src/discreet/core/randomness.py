@@ -58,20 +58,22 @@ class Rng:
         self._torch: dict[str, torch.Generator] = {}
 
     @classmethod
+    def _of(cls, key: bytes | None, path: tuple[str, ...], is_secret: bool) -> Rng:
+        """Return a source with a key; a step forks a dozen of them, so no seed is hashed first."""
+        rng = cls.__new__(cls)
+        rng._key, rng.path, rng.is_secret, rng._numpy, rng._torch = key, path, is_secret, None, {}
+        return rng
+
+    @classmethod
     def secure(cls) -> Rng:
         """Return a source that reads from the operating system and is not reproducible."""
-        rng = cls(0)
-        rng._key = None
-        rng.is_secret = True
-        return rng
+        return cls._of(None, (), is_secret=True)
 
     @classmethod
     def secret(cls, key: bytes | None = None) -> Rng:
         """Return a source that is reproducible only with its 32-byte key, by default from the operating system."""
-        rng = cls(0)
-        rng._key = hashlib.sha256(b"discreet:secret:" + (os.urandom(32) if key is None else key)).digest()
-        rng.is_secret = True
-        return rng
+        drawn = os.urandom(32) if key is None else key
+        return cls._of(hashlib.sha256(b"discreet:secret:" + drawn).digest(), (), is_secret=True)
 
     @property
     def is_secure(self) -> bool:
@@ -80,15 +82,11 @@ class Rng:
 
     def fork(self, *names: str | int) -> Rng:
         """Return an independent source for a named purpose; the same names give the same source."""
-        child = Rng.secure() if self._key is None else Rng(0)
-        child.path = (*self.path, *map(str, names))
-        if self._key is not None:
-            key = self._key
+        key = self._key
+        if key is not None:
             for name in names:
                 key = hashlib.sha256(key + str(name).encode()).digest()
-            child._key = key
-            child.is_secret = self.is_secret
-        return child
+        return self._of(key, (*self.path, *map(str, names)), self.is_secret)
 
     def numpy(self, user: str = "This") -> np.random.Generator:
         """Return the numpy generator of a seeded source; `user` is named in the error if the source is secure."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from discreet.core.device import find_device
 from discreet.core.errors import DataError
 from discreet.core.randomness import Rng
 from discreet.data.batches import tokens_for
@@ -14,9 +15,9 @@ from discreet.data.sources import Columns, load, read_column
 from discreet.metrics.utility import by_class, quality, utility_intervals
 from discreet.models.base import LM
 from discreet.models.classifier import classifier_of
-from discreet.training.evaluate import matched, perplexity, predict
-from discreet.training.parts import find_device
-from discreet.training.run_folder import check_split, load_run
+from discreet.models.task import matched
+from discreet.training.evaluate import perplexity, predict
+from discreet.training.run_folder import load_run
 
 FEWEST = 5  # rows of a class or a subgroup with which its utility is stated
 
@@ -34,8 +35,6 @@ def utility_of_groups(
     run = load_run(folder, find_device(device))
     model, settings = run.model, run.settings
     source = settings.data.source if data is None else data
-    if data is None:
-        check_split(settings)
     columns = Columns() if settings.data.built_in and data is None else settings.data.columns
     corpus = load(
         source,

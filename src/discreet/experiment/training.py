@@ -16,35 +16,36 @@ from discreet.audit.canaries import KINDS as CANARY_KINDS
 from discreet.audit.canaries import write as write_audit
 from discreet.audit.one_run import check_enough
 from discreet.audit.watch import Watch
+from discreet.core.device import find_device
 from discreet.core.errors import DataError, Message, UnsupportedError, invalid, one_of, setting
 from discreet.core.files import cannot_write
-from discreet.core.guarantee import Adjacency, Caveat
+from discreet.core.guarantee import Adjacency, Caveat, delta_for
 from discreet.core.randomness import Rng
 from discreet.data.canaries import Planting, canaries_path, planted, read_canaries, write_canaries
 from discreet.data.corpus import PRIVATE_DETAIL
 from discreet.data.overlap import check_held_out, overlapping
 from discreet.data.sources import TextSource, files_of
+from discreet.local.sides import write_sides
 from discreet.models.base import LM, TextModel
 from discreet.models.classifier import Classifier, classifier_of
+from discreet.models.encode import cache_folder, cached, ready
 from discreet.models.encoder import unknown_share, unknown_words
 from discreet.models.language_model import LanguageModel
+from discreet.models.task import matched
 from discreet.protections.base import GradientProtection, RepresentationProtection
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
 from discreet.protections.local.protection import LocalPrivacy
 from discreet.protections.local.release import LocalLayer
 from discreet.training.checkpoint import LEDGER, PUBLIC_START
-from discreet.training.encode import cache_folder, cached, ready
-from discreet.training.evaluate import assess_classes, evaluate, matched
-from discreet.training.local_folder import write_sides
+from discreet.training.evaluate import assess_classes, evaluate
 from discreet.training.loop import Job, Trained, train
-from discreet.training.parts import find_device
 from discreet.training.people import Entry, Shared, Spent, entry_of
-from discreet.training.plan import TrainingPlan, adjacency_of, delta_for, resumed_delta
+from discreet.training.plan import TrainingPlan
 from discreet.training.public_row import PublicRow, public_row, start_row
 from discreet.training.public_text import public_corpus
 from discreet.training.run_folder import RunChoices, RunSettings, check_kind, finish, prepared, workspace_of
-from discreet.training.steps import Report
+from discreet.training.steps import Report, encoding_watch
 
 if TYPE_CHECKING:
     import torch
@@ -120,10 +121,10 @@ def run_training(
     cache = cache_folder() if (request.protect is None if options.cache is None else options.cache) else None
     canaries: GradientCanaries | TextCanaries | None = None
     if request.audit is not None and canary_kind(request, model) != GRADIENT:
-        adjacency = None if request.protect is None else adjacency_of(request.protect, request.population)
+        adjacency = None if request.protect is None else request.protect.adjacency_for(request.population)
         corpus, canaries = plant_texts(corpus, request.audit, adjacency, rng.fork("audit"), model)
     with prepared(workspace):
-        plan = make_plan(request, model, corpus, say, resumed_delta(request.protect, workspace / LEDGER))
+        plan = make_plan(request, model, corpus, say)
         if request.audit is not None:
             check_canaries(request.audit, plan)
             canaries = canaries or GradientCanaries.of(request.audit, plan, rng.fork("audit"))
@@ -250,10 +251,8 @@ def model_for(request: RunRequest, corpus: Corpus, device: torch.device, options
     return model
 
 
-def make_plan(
-    request: RunRequest, model: TextModel, corpus: Corpus, say: Callable[[str], None], delta: float | None = None
-) -> TrainingPlan:
-    """Return the plan of a run, and report warnings to its owner before it begins. `delta` is that of a resumed run."""
+def make_plan(request: RunRequest, model: TextModel, corpus: Corpus, say: Callable[[str], None]) -> TrainingPlan:
+    """Return the plan of a run, and report warnings to its owner before it begins."""
     _check_public(request)
     public = public_corpus(request.protect, corpus, request.data.columns, request.seed)
     if public is not None:
@@ -274,7 +273,6 @@ def make_plan(
         corpus,
         protect=request.protect,
         train=request.train,
-        delta=delta,
         population=request.population,
         public=public,
         seed=request.seed,
@@ -285,11 +283,6 @@ def make_plan(
     warn_of_classes(plan, corpus, say)
     if plan.notice is not None:
         say(plan.notice)
-    if delta is not None and delta != delta_for(plan.units):
-        say(
-            f"This run was started with delta={delta:g} and keeps it; the default is now {delta_for(plan.units):g}. "
-            "`discreet ledger` shows its epsilon at both."
-        )
     if plan.delta is not None and plan.delta > 1 / plan.units:
         say(
             Message(
@@ -393,7 +386,7 @@ def evaluate_utility(
     if split is None:
         return {"utility": {}, "quality": None, "evaluated_on": None}
     held_out = plan.queries(matched(corpus.split(split), model), secret)
-    rows = ready(model, held_out, cache, plan.settings.precision, watch)
+    rows = ready(model, held_out, cache, plan.settings.precision, encoding_watch(watch))
     averaged = averaged_utility(plan, secret, model, rows)
     quality, classes = assess_classes(model, rows)
     result: dict[str, Any] = {"utility": quality.metrics, "quality": quality.as_dict(), "evaluated_on": split}

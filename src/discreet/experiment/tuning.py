@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from discreet.accounting.events import event_to_json
+from discreet.core.device import find_device
 from discreet.core.errors import DataError, Message, invalid, setting
 from discreet.core.guarantee import in_digits
 from discreet.data.corpus import PRIVATE_DETAIL
@@ -28,11 +29,10 @@ from discreet.experiment.training import (
     warn_of_classes,
     warn_of_size,
 )
+from discreet.models.encode import cache_folder
 from discreet.protections.dp_sgd import DPSGD
 from discreet.training.checkpoint import LEDGER
-from discreet.training.encode import cache_folder
 from discreet.training.loop import Job, Trained
-from discreet.training.parts import find_device
 from discreet.training.public_text import public_text
 from discreet.training.run_folder import check_kind, finish, prepared, workspace_of
 from discreet.training.tuning import SearchPlan, Tuned, tune

@@ -16,15 +16,9 @@ from discreet.core.errors import DataError, Message, UnsupportedError, invalid, 
 from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng
 from discreet.data.corpus import check_texts
-from discreet.experiment.attack import (
-    DEFAULT_METRICS,
-    AttackRequest,
-    AttackResult,
-    Example,
-    metrics_for,
-    run_attack,
-    tokenizer_spelling,
-)
+from discreet.experiment.attack.request import DEFAULT_METRICS, AttackRequest, AttackResult, Example
+from discreet.experiment.attack.runner import run_attack
+from discreet.experiment.attack.scoring import metrics_for, tokenizer_spelling
 from discreet.explorer.menu import DELTA, LONGEST, NONE, Menu, checked, misfit, started
 from discreet.explorer.page_data import PageData
 from discreet.explorer.typed import TypedScene

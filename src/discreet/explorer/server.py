@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from discreet.serving.limits import Guard, Limits
-from discreet.serving.server import QUIET, listen
+from discreet.local.http import QUIET, listen
+from discreet.local.limits import Guard, Limits
 
 if TYPE_CHECKING:
     import uvicorn

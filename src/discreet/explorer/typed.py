@@ -16,10 +16,10 @@ from discreet.core.errors import UnsupportedError
 from discreet.core.randomness import Rng
 from discreet.data.batches import tokens_for
 from discreet.data.corpus import Corpus
-from discreet.experiment.scene import Scene
+from discreet.experiment.attack.scene import Scene
 from discreet.models.base import TextModel
+from discreet.models.encode import encode
 from discreet.releases.gradient import open_release
-from discreet.training.encode import encode
 
 UNIT = "sentence"
 _AT_ONCE = 8

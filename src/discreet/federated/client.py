@@ -50,15 +50,18 @@ from discreet.federated.aggregation import ANSWERS_ALWAYS, UPDATE, Arrays, Local
 from discreet.federated.planned import PlannedLedger
 from discreet.federated.settings import GRADIENTS, Federation, at_client
 from discreet.models.classifier import classifier_of
+from discreet.models.encode import ready
+from discreet.models.task import matched_split
 from discreet.protections.base import GradientProtection, RepresentationProtection, plain_defaults
+from discreet.releases.hidden import draw_hidden
+from discreet.training.account import check_ledger
 from discreet.training.checkpoint import LEDGER, identity, spend_name, trained
-from discreet.training.encode import ready
 from discreet.training.evaluate import evaluate
 from discreet.training.hidden import HiddenStep
 from discreet.training.loop import optimizer_for, set_rate
 from discreet.training.people import Entry, entry_of
-from discreet.training.plan import TrainingPlan, matched_split, resumed_delta
-from discreet.training.private import PrivateStep, check_ledger
+from discreet.training.plan import TrainingPlan
+from discreet.training.private import PrivateStep
 from discreet.training.run_folder import secret_of
 from discreet.training.steps import OpenStep, Parts, Step
 
@@ -334,7 +337,6 @@ class _Training:
             client.corpus,
             protect=protect,
             train=train,
-            delta=resumed_delta(protect, self.folder / LEDGER),
             seed=own,
             noise_seed=settings.noise_seed,
         )
@@ -385,13 +387,14 @@ class _Training:
     def reserve(self) -> None:
         """Count all planned steps in the ledger."""
         if self.ledger is not None and isinstance(self.step, PrivateStep):
-            self.ledger.reserve(self.plan.step_cost(0)[0], self.step.terms)
+            self.ledger.reserve(self.plan.step_cost(0)[0], self.step.account.terms)
 
     def take(self, task: Task, request: str) -> tuple[dict[str, npt.NDArray[np.float32]], float | None]:
         """Return the update of a task, and the mean loss if it is not protected."""
-        if self.ledger is not None and self.secret is not None:
+        account = self.step.account
+        if account is not None:
             # The weights are in the name: other weights are another release, with other noise and its own cost.
-            self.step.run = spend_name(digest(self.name, request), self.secret, self.ledger)
+            account.run = spend_name(digest(self.name, request), account.secret, account.ledger)
         parameters = trained(self.model)
         before = {name: p.detach().clone() for name, p in parameters.items()}
         self.optimizer.state.clear()
@@ -424,8 +427,6 @@ class _Training:
             units = self.plan.sampler.draw(step, len(self.step.units), self.step.source.fork("sampler"))
             rows, _ = self.step.units.of_units(units)
         elif isinstance(self.step, HiddenStep):
-            from discreet.training.hidden import draw_hidden
-
             rows = draw_hidden(self.plan.sampler, step, len(self.step.rows), self.step.source)
         else:
             rows = self.plan.sampler.draw(step, len(self.step.rows), self.plan.rng.fork("sampler"))

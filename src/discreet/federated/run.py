@@ -25,7 +25,7 @@ from typing import Any
 from discreet.accounting.ledger import Ledger
 from discreet.core.errors import DataError, ExtraError, ModelError, setting
 from discreet.core.files import load_tensors, write_atomic
-from discreet.core.guarantee import Adjacency, Guarantee
+from discreet.core.guarantee import Adjacency, Guarantee, delta_for
 from discreet.data.corpus import Corpus
 from discreet.federated.client import AVERAGED, BATCHES, ERRORS, GUARANTEE, Client, guarantee_of
 from discreet.federated.planned import ANSWERS
@@ -33,11 +33,10 @@ from discreet.federated.server import FINAL, LOG, PID, PRIVATE, RESULT, SCHEDULE
 from discreet.federated.settings import EQUAL, UNIT, Federation, shared_label_names, with_label_names
 from discreet.metrics.utility import MAIN
 from discreet.models.base import LM, TextModel
+from discreet.models.encode import ready
 from discreet.protections.base import GradientProtection, RepresentationProtection
 from discreet.training.checkpoint import LEDGER, trained
-from discreet.training.encode import ready
 from discreet.training.evaluate import assess_classes
-from discreet.training.plan import delta_for
 from discreet.training.run_folder import RunSettings, begin, finish, forget_secrets, workspace_of
 
 SETTINGS, SERVER, FLOWER = "federation.toml", "server", "flower"
@@ -122,8 +121,6 @@ def federate(settings: Federation, out: Path, options: FederateOptions | None = 
     begin(workspace)
     path = workspace / SETTINGS
     stored = Federation.read(path) if path.exists() else None
-    if corpus.units is not None and stored == replace(settings, partition=EQUAL):
-        settings = stored  # written before units changed the default; it divides the rows in the same way
     if stored is not None and stored != settings:
         raise ModelError(
             f"Expected the settings with which {str(workspace)!r} was started, but something has changed. Resume with "

@@ -21,10 +21,10 @@ from discreet.federated.aggregation import Aggregation, Mean
 from discreet.models.base import LM, TextModel
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.models.language_model import LanguageModel
+from discreet.models.task import matched
 from discreet.protections.base import GradientProtection, Protection, RepresentationProtection
 from discreet.protections.dp_sgd import ALLOCATION, DPSGD
 from discreet.protections.texthide import TextHide
-from discreet.training.evaluate import matched
 from discreet.training.settings import TrainSettings
 
 if TYPE_CHECKING:

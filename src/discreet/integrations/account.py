@@ -18,33 +18,26 @@ from torch import nn
 from discreet.accounting.ledger import Ledger, Terms
 from discreet.core.errors import LedgerError, ModelError, UnsupportedError, invalid, setting
 from discreet.core.files import write_atomic
-from discreet.core.guarantee import CHOICE, FLOATING_POINT, Caveat, Guarantee
+from discreet.core.guarantee import CHOICE, Caveat, Guarantee
 from discreet.core.randomness import Rng, digest
 from discreet.integrations.processes import Processes
 from discreet.integrations.rows import Dataset, people_of
 from discreet.integrations.watch import persistent_buffers
+from discreet.training.account import SUMS, Account, check_ledger, public_facts
 from discreet.training.people import Entry, Marks, attach, detach, place_of
 from discreet.training.plan import TrainingPlan
-from discreet.training.private import check_ledger, spend_all, terms_of
 
 _FORMAT = 1  # of a state
 _KEY_BYTES = 32  # of a secret
 _NAME_BYTES = 8  # of the random name that a training's spends have in the ledger
 
-ASSUMPTIONS = (
-    "the number of units, the settings and the model's first weights are public",
+_ASSUMPTIONS = (
     "each row of the dataset depends on the data of its own unit alone",
     "model, loss and collate function treat private rows as they treat the made-up rows of PrivateTraining.check: "
     "each row by itself, in tensors whose shapes do not depend on the other rows of a part",
     "losses, and whatever else the loop computes from private rows, are not released",
     CHOICE,
-    "sums of clipped gradients are formed in float32 and treated as exact: how the last bits of a sum are rounded may "
-    "depend on all of its terms, while each unit's own term, rounding counted in, depends on that unit alone",
-    "how long a step takes, and how much memory, is not released",
-    FLOATING_POINT,
-)
-_POPULATION = (
-    "the population {population:,} was given beforehand; it, the settings and the model's first weights are public"
+    *SUMS,
 )
 _RESUMED = (
     "a stopped training was resumed with the data, the code and the settings it was started with; that its weights, "
@@ -53,8 +46,8 @@ _RESUMED = (
 _PROCESSES = "the processes of the training, and the network between them, are trusted"
 
 
-class Account:
-    """The ledger and the secret of one training, from its first step to its last, over all times it is resumed.
+class LoopAccount:
+    """The account and the secret of a training in a user's loop, over all times that it is resumed.
 
     `identity` is a hash of everything that decides the noise besides the secret.
 
@@ -84,8 +77,10 @@ class Account:
         self._closed = False
         self._secret = self._open_secret(secret)
         self._owns_ledger = not isinstance(ledger, Ledger)
-        self._ledger: Ledger | None = None
+        self._account: Account | None = None  # on rank 0
         self._reserved = ""  # the name under which all planned steps are counted
+        self._steps = range(0)  # those that the ledger holds under this name
+        self._terms: Terms | None = None  # as the ledger has them
         self._people: Marks = np.zeros(0, dtype=np.uint64)  # whose rows are trained on; nobody is known yet
         self._entry: Entry | None = None  # in the record of these people
         self._ledger_name = processes.from_first(lambda: self._open_ledger(ledger))
@@ -93,29 +88,35 @@ class Account:
         self._stated: set[Caveat] = set()  # those in the ledger
 
     @property
-    def ledger(self) -> Ledger:
-        """The ledger in which every step is counted; on rank 0 only."""
-        if self._ledger is None:
+    def account(self) -> Account:
+        """The account of the training, as it is now; on rank 0 only."""
+        if self._account is None:
             raise UnsupportedError(
                 f"Expected rank 0, got rank {self._processes.rank}. The ledger and the guarantee are kept there."
             )
-        return self._ledger
+        self._account.run, self._account.caveats = self.runs[-1][0], self.caveats
+        self._account.assumptions = self._assumptions()
+        return self._account
+
+    @property
+    def ledger(self) -> Ledger:
+        """The ledger in which every step is counted; on rank 0 only."""
+        return self.account.ledger
 
     @property
     def guarantee(self) -> Guarantee:
         """What all planned steps guarantee, from the first one on, with everything else that the ledger holds."""
-        terms = self.terms()
-        return self.ledger.guarantee(self.delta, assumptions=terms.assumptions).with_caveats(terms.caveats)
+        return self.account.guarantee()
 
     @property
     def all_caveats(self) -> frozenset[Caveat]:
         """Why the figures so far are estimates; empty if they are proven bounds."""
-        return self.terms().caveats | self.ledger.statement.terms.caveats
+        return self.account.terms.caveats | self.ledger.statement.terms.caveats
 
     @property
     def epsilon(self) -> float:
         """A bound on the epsilon of all planned steps that is cheap enough for a progress bar."""
-        return self.ledger.epsilon(self.delta)
+        return self.account.epsilon()
 
     @property
     def source(self) -> Rng:
@@ -135,47 +136,42 @@ class Account:
 
     def spend(self, step: int) -> None:
         """Count a step, before anything of it is drawn or computed; with the first one, all planned steps."""
-        event, name = self.plan.step_cost(step)
 
         def count() -> None:
-            named = f"{self.runs[-1][0]} {name}"
-            if self.ledger.also is None:
+            account = self.account
+            terms = account.terms
+            if account.ledger.also is None:
                 self._entry = attach(
                     self.plan,
                     self._people,
-                    self.ledger,
-                    out=place_of(self.ledger),
+                    account.ledger,
+                    out=place_of(account.ledger),
                     secret=self._secret.is_secret,
                     command="make_private",
                 )
-            if self._reserved != self.runs[-1][0]:
-                self._reserved = self.runs[-1][0]
-                planned = map(self.plan.step_cost, range(step, self.plan.steps))
-                spend_all(self.ledger, self._reserved, planned, self.terms(), self._limit)
-            if self._limit is not None:
-                self._limit.spend(event, named)
-            self.ledger.spend(event, named, terms=self.terms())
+            if self._reserved != account.run:
+                self._reserved, self._steps, self._terms = account.run, range(0), terms
+                allowed = account.reserve(map(self.plan.step_cost, range(step, self.plan.steps)))
+                self._steps = range(step, step + allowed)
+            if step not in self._steps or terms != self._terms:
+                account.spend(self.plan.step_cost(step))
+                self._terms = terms
 
         self._processes.from_first(count)
 
-    def terms(self) -> Terms:
+    def _assumptions(self) -> tuple[str, ...]:
         """Return what the guarantee of every step rests on, as it is written into the ledger."""
-        stated: tuple[str, ...] = ASSUMPTIONS
-        if self.plan.population is not None:
-            stated = (_POPULATION.format(population=self.plan.population), *ASSUMPTIONS[1:])
-        if self.resumed:
-            stated = (*stated, _RESUMED)
-        if self._processes.size > 1:
-            stated = (*stated, _PROCESSES)
-        terms = terms_of(self._secret, stated)
-        return Terms(terms.assumptions, terms.caveats | self.caveats)
+        public = public_facts(self.plan, "the settings and the model's first weights")
+        resumed = (_RESUMED,) if self.resumed else ()
+        trusted = (_PROCESSES,) if self._processes.size > 1 else ()
+        return (public, *_ASSUMPTIONS, *resumed, *trusted)
 
     def state_caveats(self) -> None:
         """Write into the ledger what turned out on any rank, before the step that it concerns is released."""
         flags = self._processes.any_of([caveat in self.caveats for caveat in Caveat])
         self.caveats = {caveat for caveat, is_set in zip(Caveat, flags, strict=True) if is_set}
         if self.caveats != self._stated:
-            self._processes.from_first(lambda: self.ledger.state(self.terms()))
+            self._processes.from_first(lambda: self.account.state())
             self._stated = set(self.caveats)
 
     def state(
@@ -270,15 +266,15 @@ class Account:
             return
         self._closed = True
         try:
-            if self._ledger is not None and begun and self.caveats - self._stated:
-                self.ledger.state(self.terms())
+            if self._account is not None and begun and self.caveats - self._stated:
+                self.account.state()
         finally:
             ended = position >= self.plan.steps or self.ended
-            if self._entry is not None and self._ledger is not None:
-                detach(self._entry, self._ledger, finished=ended)
+            if self._entry is not None and self._account is not None:
+                detach(self._entry, self._account.ledger, finished=ended)
                 self._entry = None
-            if self._owns_ledger and self._ledger is not None:
-                self._ledger.close()
+            if self._owns_ledger and self._account is not None:
+                self._account.ledger.close()
         if self._secret_path is not None and ended and self._processes.is_first:
             self._secret_path.unlink(missing_ok=True)
 
@@ -306,8 +302,7 @@ class Account:
             if self._owns_ledger:
                 opened.close()
             raise
-        self._ledger = opened
-        self._limit = self.plan.limit_beside(opened)
+        self._account = Account(self.plan, opened, self._secret)
         return opened.name
 
     def _check_ledger_of(self, state: Mapping[str, Any]) -> None:
@@ -328,11 +323,11 @@ class Account:
                         f"Expected step {step} of the checkpoint in the ledger {str(ledger.path)!r}, which does not "
                         "hold it. It is an older copy; restore the ledger, or train from the beginning."
                     )
-        if self._limit is not None:
+        if self.account.limit is not None:
             event, _ = self.plan.step_cost(0)
             for spent in ledger.names:
                 if spent.partition(" ")[0] in dict(runs):
-                    self._limit.spend(event, spent)
+                    self.account.limit.spend(event, spent)
 
     def _new_name(self) -> str:
         return self._processes.from_first(lambda: secrets.token_hex(_NAME_BYTES))

@@ -21,12 +21,12 @@ from torch import Tensor
 from discreet.clipping.independence import recorded
 from discreet.clipping.tape import Tape, tensors_in
 from discreet.core.randomness import Rng
+from discreet.data.shapes import Part
 from discreet.integrations.draws import ConstantDraws
 from discreet.integrations.handed import mapped
 from discreet.integrations.recording import Recording
 from discreet.integrations.separation import Modes, Separation, Shape, modes_of, shapes_seen
 from discreet.protections.base import GradientProtection
-from discreet.training.parts import Part
 
 T = TypeVar("T")
 # Records a function of static tensors; returns its results, and a function that computes them again in place.

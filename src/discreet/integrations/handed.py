@@ -18,6 +18,8 @@ from torch import Tensor
 
 from discreet.integrations.watch import Known, checksum
 
+_SMALL = 1 << 16  # numbers; copying so many takes less time than two sums
+
 
 class Handed:
     """A collated part, and a copy of its lists and mappings with the same tensors, made when it was handed out.
@@ -32,16 +34,15 @@ class Handed:
             self.kept = mapped(batch, lambda value: value.copy() if isinstance(value, np.ndarray) else value)
         except Exception:  # a collection that cannot be made from its items
             self.kept = batch
-        tensors = list(_tensors(self.kept))
-        self._known = [(Known.of(tensor), checksum(tensor.detach())) for tensor in tensors]
+        self._known = [(Known.of(tensor), _bits(tensor.detach()).clone()) for tensor in _tensors(self.kept)]
 
     @property
     def is_same(self) -> bool:
         """Whether the tensors of the copy are those of the collate function, with the same values."""
         tensors = list(_tensors(self.kept))
         return len(tensors) == len(self._known) and all(
-            known.is_same(tensor) and torch.equal(checksum(tensor.detach()), total)
-            for tensor, (known, total) in zip(tensors, self._known, strict=True)
+            known.is_same(tensor) and torch.equal(_bits(tensor.detach()), bits)
+            for tensor, (known, bits) in zip(tensors, self._known, strict=True)
         )
 
     @property
@@ -74,6 +75,13 @@ def mapped(value: Any, function: Callable[[Any], Any]) -> Any:
             object.__setattr__(changed, field.name, mapped(getattr(value, field.name), function))
         return changed
     return function(value)
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """Return a small tensor's bits, not copied, or a checksum of a large one's."""
+    if tensor.layout != torch.strided or tensor.is_quantized or not 0 < tensor.numel() <= _SMALL:
+        return checksum(tensor)
+    return tensor.contiguous().view(-1).view(torch.uint8)
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

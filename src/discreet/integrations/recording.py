@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from discreet.clipping.independence import fixed_kernels
 from discreet.clipping.record import Record
 from discreet.clipping.tape import Tape
 from discreet.core.errors import UnsupportedError, invalid
 from discreet.core.randomness import Rng
 from discreet.integrations.separation import Modes, Shape, learning_buffer, shapes_seen
 from discreet.integrations.watch import persistent_buffers
-from discreet.training.parts import fixed_kernels
 
 
 class Recording:

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from discreet.core.errors import DataError, UnsupportedError
 from discreet.core.randomness import digest
-from discreet.training.parts import Part, Shapes
+from discreet.data.shapes import Part, Shapes
+from discreet.data.units import Grouped
 from discreet.training.people import Marks, People
-from discreet.training.private import Grouped
 
 
 class Dataset(Protocol):

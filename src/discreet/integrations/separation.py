@@ -20,13 +20,21 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from discreet.clipping.clip import Flat, clipped_sum
-from discreet.clipping.independence import bitwise_invariant, check_independent, check_others, fingerprints, recorded
+from discreet.clipping.independence import (
+    bitwise_invariant,
+    check_independent,
+    check_others,
+    fingerprints,
+    fixed_kernels,
+    recorded,
+)
 from discreet.clipping.tape import Tape, tensors_in
+from discreet.core.device import free_on_cuda
 from discreet.core.errors import DataError, UnsupportedError
 from discreet.integrations.draws import LEVELS, ConstantDraws
 from discreet.integrations.handed import mapped
 from discreet.integrations.watch import changed_by_rows, persistent_buffers, sums_of, tensors_of
-from discreet.training.parts import BYTES_A_WEIGHT, fixed_kernels, free_on_cuda
+from discreet.training.parts import BYTES_A_WEIGHT
 
 Shape = tuple[Any, ...]
 Modes = tuple[bool, ...]  # whether each module of the model is in train mode

@@ -46,7 +46,8 @@ from discreet.core.errors import (
 )
 from discreet.core.guarantee import Caveat, Guarantee
 from discreet.core.randomness import Rng, digest
-from discreet.integrations.account import Account
+from discreet.data.shapes import Part
+from discreet.integrations.account import LoopAccount
 from discreet.integrations.capture import PartGraphs, side_stream
 from discreet.integrations.handed import Handed
 from discreet.integrations.processes import Processes
@@ -55,7 +56,6 @@ from discreet.integrations.rows import Dataset, Rows
 from discreet.integrations.separation import Modes, Separation, Shape
 from discreet.integrations.watch import Watch
 from discreet.protections.base import GradientProtection, Protection
-from discreet.training.parts import Part
 from discreet.training.plan import TrainingPlan
 
 Losses = Callable[[Any], Tensor]  # of a collated part, one for each row
@@ -100,12 +100,12 @@ def make_private(
 
     >>> from discreet.protections.dp_sgd import DPSGD
     >>> model = nn.Linear(2, 1)
-    >>> rows = [(torch.randn(2), torch.randn(1)) for _ in range(40)]
+    >>> rows = [(torch.tensor([i % 5, i % 7.0]), torch.tensor([i % 3.0])) for i in range(40)]
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     >>> def losses_of(part):
     ...     return (model(part[0]) - part[1]).square().sum(1)
     >>> with make_private(model, DPSGD(epsilon=8), units=40, batch_size=8, steps=5) as private:
-    ...     private.check(losses_of, [(torch.randn(2), torch.randn(1)) for _ in range(8)])
+    ...     private.check(losses_of, rows[:8])
     ...     for part in private.batches(rows):
     ...         moved = private.step(losses_of, optimizer)
     >>> private.position, private.guarantee.epsilon <= 8, private.guarantee.certified
@@ -163,7 +163,7 @@ class PrivateTraining:
         self.position = 0  # steps that were released
         self.out_of_budget = False
         self._processes = Processes()
-        self._account = Account(plan, self._processes, ledger, secret, self._identity())
+        self._account = LoopAccount(plan, self._processes, ledger, secret, self._identity())
         self._max_rows: int | None = None  # of a part
         self._separation: Separation | None = None
         self._recording: Recording | None = None

@@ -41,7 +41,6 @@ from discreet.integrations.losses import IGNORED, RowLosses, row_losses, task_of
 from discreet.integrations.rows import Rows
 from discreet.integrations.torch import PrivateTraining, make_private
 from discreet.protections.base import Protection, check_protection
-from discreet.training.plan import sampler_for
 from discreet.training.run_folder import guarantee_with_digests
 
 STATE = "private_state.json"  # in a checkpoint: how far the ledger had come
@@ -134,7 +133,7 @@ class PrivateTrainerMixin(_Trainer):  # type: ignore[misc]
         if size < self.expected_batch:
             remedy = "Use a smaller per_device_train_batch_size or gradient_accumulation_steps."
             raise invalid("batch size", self.expected_batch, f"<= {count:,}, the number of units", remedy)
-        steps = sampler_for(self.protect, size, count, count).steps_per_epoch(count)
+        steps = self.protect.sampler_for(size, count).steps_per_epoch(count)
         return DataLoader(range(steps), batch_size=1, collate_fn=_nothing)  # type: ignore[arg-type]
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:

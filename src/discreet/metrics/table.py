@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 
-from discreet.core.errors import invalid
+from discreet.core.errors import invalid, one_of
 from discreet.core.randomness import Rng
 from discreet.core.types import Leakage
 from discreet.metrics import text
@@ -90,7 +90,7 @@ class Metric:
         """Return the mean over a sample with its interval and chance level."""
         if self.sample is not None:
             return self.sample(sample, rng)
-        return text.text_leakage(self.name, sample.guesses, sample.truths, rng=rng)
+        return text_leakage(self.name, sample.guesses, sample.truths, rng=rng)
 
 
 def _share_read(name: str, sample: Sample, rng: Rng) -> Leakage:
@@ -100,9 +100,7 @@ def _share_read(name: str, sample: Sample, rng: Rng) -> Leakage:
     kept = [row for row, truth in enumerate(truths) if not math.isnan(pair(truth, truth))]
     if not kept:
         return Leakage(name, math.nan, math.nan, math.nan, 0)
-    return text.text_leakage(
-        name, [sample.guesses[row] for row in kept], [truths[row] for row in kept], rng=rng, pair=pair
-    )
+    return text_leakage(name, [sample.guesses[row] for row in kept], [truths[row] for row in kept], rng=rng, pair=pair)
 
 
 def _semantic_cosine(sample: Sample, rng: Rng) -> Leakage:
@@ -265,3 +263,26 @@ def label_of(metric: str) -> str:
 def short_label_of(metric: str) -> str:
     """Return the label of a metric for a table header."""
     return METRICS[metric].short if metric in METRICS else metric
+
+
+def text_leakage(
+    metric: str, guesses: Sequence[str], truths: Sequence[str], *, rng: Rng, pair: Pair | None = None
+) -> Leakage:
+    """Return the mean of a metric over guesses and truths in the same order, with its interval and chance level.
+
+    The interval is a 95% bootstrap over the texts (Hoeffding's for few or equal scores), for `exact_match` the exact
+    interval of a rate. The chance level is the score of the same guesses against the truths of other guesses; a single
+    text has none. `pair` scores one pair for a metric that is not in the table.
+
+    >>> print(text_leakage("jaccard", ["a b", "c d"], ["a b", "c e"], rng=Rng(0)))
+    jaccard 0.667 [0.025, 1.000] (n = 2, chance 0.000)
+    """
+    if pair is None:
+        pair = METRICS[one_of("metric", metric, [name for name, one in METRICS.items() if one.pair])].pair
+    assert pair is not None
+    text.check_lengths(guesses, truths)
+    values = [pair(guess, truth) for guess, truth in zip(guesses, truths, strict=True)]
+    shifts = text.shifts_of(len(truths), rng.fork("chance"))
+    by_chance = [pair(guesses[i], truths[j]) for shift in shifts for i, j in enumerate(shift)]
+    rate = metric in METRICS and METRICS[metric].is_rate
+    return text.leakage_of(metric, values, by_chance, rng, rate=rate)

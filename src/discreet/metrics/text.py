@@ -1,7 +1,7 @@
 """Text similarity metrics: ROUGE, word overlap, token accuracy, exact match, METEOR and cosine of embeddings.
 
-`text_leakage` and `semantic_cosine` return the mean over a sample with its interval and chance level. `match` assigns
-guesses to truths.
+`semantic_cosine` returns the mean over a sample with its interval and chance level (`text_leakage` of `table.py` for
+the other metrics). `match` assigns guesses to truths.
 """
 
 from __future__ import annotations
@@ -114,31 +114,6 @@ def match(guesses: Sequence[str], truths: Sequence[str], score: Pair | None = No
     return tuple(guesses[matched[i]] if i in matched else "" for i in range(len(truths)))
 
 
-def text_leakage(
-    metric: str, guesses: Sequence[str], truths: Sequence[str], *, rng: Rng, pair: Pair | None = None
-) -> Leakage:
-    """Return the mean of a metric over guesses and truths in the same order, with its interval and chance level.
-
-    The interval is a 95% bootstrap over the texts (Hoeffding's for few or equal scores), for `exact_match` the exact
-    interval of a rate. The chance level is the score of the same guesses against the truths of other guesses; a single
-    text has none. `pair` scores one pair for a metric that is not in the table.
-
-    >>> print(text_leakage("jaccard", ["a b", "c d"], ["a b", "c e"], rng=Rng(0)))
-    jaccard 0.667 [0.025, 1.000] (n = 2, chance 0.000)
-    """
-    from discreet.metrics.table import METRICS
-
-    if pair is None:
-        pair = METRICS[one_of("metric", metric, [name for name, one in METRICS.items() if one.pair])].pair
-    assert pair is not None
-    check_lengths(guesses, truths)
-    values = [pair(guess, truth) for guess, truth in zip(guesses, truths, strict=True)]
-    shifts = _shifts(len(truths), rng.fork("chance"))
-    by_chance = [pair(guesses[i], truths[j]) for shift in shifts for i, j in enumerate(shift)]
-    rate = metric in METRICS and METRICS[metric].is_rate
-    return _leakage(metric, values, by_chance, rng, rate=rate)
-
-
 def semantic_cosine(
     guesses: Sequence[str], truths: Sequence[str], *, embed: Embedder, rng: Rng, metric: str = "semantic_cosine"
 ) -> Leakage:
@@ -149,12 +124,12 @@ def semantic_cosine(
     check_lengths(guesses, truths)
     first, second = (unit_rows(embed(list(texts))) for texts in (guesses, truths))
     values = (first * second).sum(axis=1)
-    shifts = _shifts(len(truths), rng.fork("chance"))
+    shifts = shifts_of(len(truths), rng.fork("chance"))
     by_chance = [float(first[i] @ second[j]) for shift in shifts for i, j in enumerate(shift)]
-    return _leakage(metric, values.tolist(), by_chance, rng, least=-1.0)
+    return leakage_of(metric, values.tolist(), by_chance, rng, least=-1.0)
 
 
-def _leakage(
+def leakage_of(
     metric: str,
     values: Sequence[float],
     by_chance: Sequence[float],
@@ -163,6 +138,7 @@ def _leakage(
     rate: bool = False,
     least: float = 0.0,
 ) -> Leakage:
+    """Return the mean of some scores as a leakage, with its interval and the mean of the scores by chance."""
     mean = float(np.mean(values))
     if rate:
         low, high = clopper_pearson(round(sum(values)), len(values))
@@ -171,7 +147,7 @@ def _leakage(
     return Leakage(metric, mean, low, high, len(values), float(np.mean(by_chance)) if by_chance else None)
 
 
-def _shifts(count: int, rng: Rng) -> list[list[int]]:
+def shifts_of(count: int, rng: Rng) -> list[list[int]]:
     """Return permutations of the truths without fixed points: rotations of random orders."""
     if count < 2:
         return []

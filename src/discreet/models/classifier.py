@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from discreet.core.errors import UnsupportedError, one_of, whole
 from discreet.core.randomness import Rng
 from discreet.models.base import TextModel, choose_trainable, set_dropout
-from discreet.models.encoder import Encoder, load_encoder
+from discreet.models.encoder import Encoder, assemble, load_encoder, pool
 from discreet.models.model_settings import TEXTHIDE_HIDDEN
 from discreet.models.model_settings import ModelSettings as ModelSettings
 from discreet.models.pairs import (
@@ -24,6 +24,7 @@ from discreet.models.pairs import (
     start_from_cosine,
     tokens_with_digits,
 )
+from discreet.models.sequence_classifier import base_of, parts_of, target_of
 
 VECTORS = "vectors"  # key of sentence vectors in a batch, instead of tokens
 
@@ -100,11 +101,26 @@ class Classifier(TextModel):
         """Return an `AutoModelForSequenceClassification` of transformers as a classifier that shares its weights.
 
         It can be trained, evaluated and attacked here; `save_pretrained` of `discreet.models.pretrained` writes it
-        back. A model of another structure than the common families is rejected by name.
-        """
-        from discreet.models.pretrained import classifier_from
+        back. A model of another structure than the common families is rejected by name. What is trained stays what it
+        is: weights with `requires_grad`.
 
-        return classifier_from(network, tokenizer)
+        Differs: dropout between the layers behind the encoder is left out.
+        """
+        network = base_of(network)
+        target = target_of(network)
+        parts = parts_of(network, tokenizer)
+        flags = {weight: weight.requires_grad for weight in network.parameters()}
+        settings = ModelSettings(type(network).__name__, pooling=parts.pooling, pooler=parts.pooler is not None)
+        known = assemble(settings.encoder, parts.encoder, tokenizer, "")
+        encoder = Encoder(
+            known.name, known.module, parts.pooler, known.tokenizer, known.width, known.max_length, known.fingerprint
+        )
+        model = cls(encoder, settings, target, Rng(0))
+        model.head = parts.head
+        for weight, trained in flags.items():
+            weight.requires_grad_(trained)
+        object.__setattr__(model, "network", network)  # its parts are registered once, as encoder, pooler and head
+        return model.train(network.training)
 
     @property
     def shift(self) -> float:
@@ -171,22 +187,6 @@ def losses(scores: Tensor, targets: Tensor, task: str) -> Tensor:
     if task == "classification":
         return F.cross_entropy(scores.float(), targets, reduction="none")
     return (scores.float().squeeze(-1) - targets).square()
-
-
-def pool(states: Tensor, mask: Tensor, how: str) -> Tensor:
-    """Return one vector per text from its hidden states: the first, the mean of the real ones, or the last real one.
-
-    >>> states = torch.tensor([[[1.0], [3.0], [9.0]]]); mask = torch.tensor([[1, 1, 0]])
-    >>> [pool(states, mask, how).item() for how in ("cls", "mean", "last")]
-    [1.0, 2.0, 3.0]
-    """
-    if how == "cls":
-        return states[:, 0]
-    if how == "last":
-        last = mask.sum(dim=1).sub(1).clamp_min(0)
-        return states[torch.arange(len(states), device=states.device), last]
-    weights = mask.unsqueeze(-1).to(states.dtype)
-    return (states * weights).sum(dim=1) / weights.sum(dim=1).clamp_min(1)
 
 
 ABSOLUTE = "absolute"

@@ -20,6 +20,7 @@ from discreet.core.digests import sha256
 from discreet.core.errors import Message, ModelError, first_line, setting
 from discreet.core.randomness import Rng
 from discreet.models.bilstm import BiLSTM, BiLSTMConfig
+from discreet.models.model_settings import ModelSettings as ModelSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -335,3 +336,19 @@ def _encoded(
         verbose=False,
     )
     return list(encoded["input_ids"]), encoded.get("offset_mapping")
+
+
+def pool(states: Tensor, mask: Tensor, how: str) -> Tensor:
+    """Return one vector per text from its hidden states: the first, the mean of the real ones, or the last real one.
+
+    >>> states = torch.tensor([[[1.0], [3.0], [9.0]]]); mask = torch.tensor([[1, 1, 0]])
+    >>> [pool(states, mask, how).item() for how in ("cls", "mean", "last")]
+    [1.0, 2.0, 3.0]
+    """
+    if how == "cls":
+        return states[:, 0]
+    if how == "last":
+        last = mask.sum(dim=1).sub(1).clamp_min(0)
+        return states[torch.arange(len(states), device=states.device), last]
+    weights = mask.unsqueeze(-1).to(states.dtype)
+    return (states * weights).sum(dim=1) / weights.sum(dim=1).clamp_min(1)

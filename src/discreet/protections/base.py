@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from discreet.core.errors import UnsupportedError, open_probability, positive
+from discreet.core.errors import UnsupportedError, invalid, open_probability, positive, whole
 from discreet.core.guarantee import Adjacency, Guarantee, in_digits
 from discreet.core.randomness import Rng
 from discreet.core.settings import as_dict, option
@@ -210,6 +210,28 @@ class Protection(ABC):
         """Return the protection that runs, with its noise calibrated and its public parts learned."""
         return self
 
+    def adjacency_for(self, population: int | None = None) -> Adjacency:
+        """Return the adjacency that a training run is certified under: its own, or add/remove with a population.
+
+        Only a noisy sum hides the absence of a unit; if each text or vector is visible, a population is rejected.
+        """
+        if population is None:
+            return self.adjacency
+        whole("population", population, 1, "It is the assumed number of units in the data.")
+        if self.visible != "sum" or self.adjacency is not Adjacency.ZERO_OUT:
+            remedy = "The absence of a unit is visible there, so the number of units is public; leave it out."
+            raise invalid("population", population, f"left out for {self.name}", remedy)
+        return Adjacency.ADD_REMOVE
+
+    def sampler_for(self, size: int, units: int, rows: int | None = None) -> Sampler:
+        """Return the sampler that the accounting of a training run assumes, for so many units and rows.
+
+        Protections of gradients sample units, others rows, of which there are as many as units by default.
+        """
+        from discreet.data.samplers import Shuffled
+
+        return Shuffled(min(size, units if rows is None else rows))
+
     def notice(self, conditions: Conditions, unit: str) -> str | None:
         """Return a notice for the user about how the budget is used under these conditions, or None."""
         return None
@@ -291,10 +313,11 @@ class GradientProtection(Protection):
         """
         return lambda sums, step: self.release(sums, source.fork("noise", step))
 
-    def sampler_for(self, size: int, units: int) -> Sampler:
+    def sampler_for(self, size: int, units: int, rows: int | None = None) -> Sampler:
         """Return the sampler that the accounting assumes: Poisson for sums, a fixed size for visible vectors."""
         from discreet.data.samplers import FixedSize, Poisson
 
+        size = min(size, units)
         return FixedSize(size) if self.visible == "each" else Poisson.expecting(size, units)
 
     def check_sampler(self, sampler: Sampler) -> None:
@@ -415,6 +438,17 @@ class RepresentationProtection(Protection):
     def sampling(self) -> Sampling:
         """How live training samples rows: all once per epoch, a fixed number per step, or Poisson ("coins")."""
         return "shuffled"
+
+    def sampler_for(self, size: int, units: int, rows: int | None = None) -> Sampler:
+        """Return the sampler that the accounting assumes, which `sampling` names; a stored release is shuffled."""
+        from discreet.data.samplers import FixedSize, Poisson
+
+        count = units if rows is None else rows
+        if self.sampling == "coins" and not self.stored:
+            return Poisson.expecting(min(size, count), count)
+        if self.sampling == "fixed" and not self.stored:
+            return FixedSize(min(size, count))
+        return super().sampler_for(size, units, rows)
 
     @property
     def priced(self) -> bool:

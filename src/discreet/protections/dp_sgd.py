@@ -247,8 +247,9 @@ class DPSGD(GradientProtection):
             return LambdaCGD(_DECAY if self.decay is None else self.decay)
         return Banded(_BANDS if self.bands is None else self.bands)
 
-    def sampler_for(self, size: int, units: int) -> Sampler:
+    def sampler_for(self, size: int, units: int, rows: int | None = None) -> Sampler:
         """Return the sampler of a training run: the one that was chosen, or the one that the correlation needs."""
+        size = min(size, units)
         if self.correlated is not None:
             return CyclicPoisson(*self.correlated.groups_for(size, units))
         if self.sampler == TRUNCATED:

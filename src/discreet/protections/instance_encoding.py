@@ -160,9 +160,9 @@ class InstanceEncoding(RepresentationProtection):
         attach(model, Clipped(model.width, self.clip_norm, self.dimension), Rng(0))
 
     def identity(self) -> object:
-        """Return the settings that determine its random values, under the names of the first version."""
+        """Return the settings that determine its random values."""
         names = [field.name for field in fields_of(self) if field.name not in {"dimension", "public"}]
-        return "InstanceEncoding", {"cap" if name == "mix_cap" else name: getattr(self, name) for name in names}
+        return "InstanceEncoding", {name: getattr(self, name) for name in names}
 
     def public_settings(self) -> dict[str, Any]:
         """Return the settings under the names that stored reports use."""

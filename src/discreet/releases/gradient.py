@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from discreet.clipping.tape import Tape
-from discreet.core.guarantee import FLOATING_POINT, Adjacency, Guarantee
+from discreet.core.guarantee import FLOATING_POINT, Adjacency, Guarantee, delta_for
 from discreet.core.randomness import NOISE_FORMAT, Rng, digest
 from discreet.core.types import GradientRelease, TextRelease
 from discreet.data.batches import tokenise, tokens_for
@@ -20,8 +20,7 @@ from discreet.data.corpus import Corpus
 from discreet.models.base import TextModel
 from discreet.models.classifier import classifier_of
 from discreet.protections.base import GradientProtection, Live, Once, RepresentationProtection, check_protection
-from discreet.training.plan import delta_for
-from discreet.training.private import with_seed_caveat
+from discreet.releases.hidden import check_public, check_units, hidden_batch, hidden_losses
 
 ENCODER_OPEN = "the gradient of the encoder reveals its input, however its output is protected"
 _KNOWN = "lengths and labels are known too"
@@ -74,16 +73,13 @@ def protected_release(
         noise_std=protect.noise_scale / units,
         lengths=lengths,
         labels=batch.labels,
-        guarantee=with_seed_caveat(
-            guarantee(
-                protect.event,
-                delta=delta,
-                adjacency=adjacency or protect.adjacency,
-                unit=batch.unit_name,
-                assumptions=("this one release, the batch known", _KNOWN, FLOATING_POINT),
-            ),
-            rng,
-        ),
+        guarantee=guarantee(
+            protect.event,
+            delta=delta,
+            adjacency=adjacency or protect.adjacency,
+            unit=batch.unit_name,
+            assumptions=("this one release, the batch known", _KNOWN, FLOATING_POINT),
+        ).from_seed(rng.is_secret),
     )
 
 
@@ -103,8 +99,6 @@ def hidden_release(
     Guarantee: that of the protected vectors if only the head has a gradient; none with a gradient of the encoder, which
         depends on the tokens, and none for TextHide.
     """
-    from discreet.training.hidden import check_public, check_units, hidden_batch, hidden_losses
-
     check_protection(protect, "representation")
     model = classifier_of(model, protect.name)
     protect.check(len(batch), len(batch))
@@ -148,7 +142,7 @@ def rewritten_release(model: TextModel, batch: Corpus, protect: Any, rng: Rng, *
     check_protection(protect, TextRelease.kind)
     seen = open_release(model, protect.rewrite(batch, rng.fork("rewrite")))
     stated = guarantee(protect.cost(batch), delta=delta, adjacency=protect.adjacency, unit=batch.unit_name)
-    return replace(seen, guarantee=protect.stated(with_seed_caveat(stated, rng)))
+    return replace(seen, guarantee=protect.stated(stated.from_seed(rng.is_secret)))
 
 
 def release_rng(rng: Rng, *parts: Any) -> Rng:
@@ -168,7 +162,7 @@ def one_release_guarantee(event: Any, protect: Once | Live, corpus: Corpus, rng:
     delta = delta_for(corpus.unit_count) if delta is None else delta
     assumed = (ONE_RELEASE, FLOATING_POINT)
     stated = guarantee(event, delta=delta, adjacency=Adjacency.REPLACE_ONE, unit=corpus.unit_name, assumptions=assumed)
-    return protect.stated(with_seed_caveat(stated, rng))
+    return protect.stated(stated.from_seed(rng.is_secret))
 
 
 def _gradient_sums(

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from discreet.catalog import protection, settings_of_protection
+from discreet.catalog import protection
 from discreet.core.errors import UnsupportedError
 from discreet.core.guarantee import Adjacency, Guarantee
 from discreet.core.randomness import Rng
@@ -15,6 +15,7 @@ from discreet.core.types import GradientRelease, ModelRelease, Release, Represen
 from discreet.data.corpus import Corpus
 from discreet.models.base import TextModel
 from discreet.models.classifier import classifier_of
+from discreet.models.encode import encode
 from discreet.protections.base import (
     Conditions,
     GradientProtection,
@@ -24,13 +25,11 @@ from discreet.protections.base import (
 )
 from discreet.releases.gradient import hidden_release, open_release, protected_release, rewritten_release
 from discreet.releases.representation import representation_release
-from discreet.training.encode import encode
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from discreet.accounting.events import DpEvent
-    from discreet.training.run_folder import Run
 
 
 @dataclass(frozen=True)
@@ -154,17 +153,3 @@ def protection_of(
     """
     once = Conditions(model, batch_size, batch_size, batch_size, steps=1, epochs=1.0, delta=delta, public=public)
     return protection(name, values).resolve(once)
-
-
-def protection_of_run(run: Run | None) -> tuple[str, dict[str, Any]] | None:
-    """Return the name and settings of the protection of a run, with the calibrated noise instead of the budget."""
-    if run is None or run.settings.protect is None:
-        return None
-    protect = run.settings.protect
-    # Training calibrates some settings of a protection of gradients; a protection of vectors keeps its settings.
-    own = set(settings_of_protection(protect.name)) if protect.place == "gradient" else set()
-    calibrated = {k: v for k, v in (run.metrics.get("protection") or {}).items() if k in own and v is not None}
-    settings = {k: v for k, v in protect.as_table().items() if k not in {"name", "delta", "true_positive_rate"}}
-    if "noise_multiplier" in calibrated or "kappa" in calibrated:
-        settings.pop("epsilon", None)  # the budget of the whole training run
-    return protect.name, {**settings, **calibrated}

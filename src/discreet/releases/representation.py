@@ -13,9 +13,10 @@ from discreet.core.types import RepresentationRelease
 from discreet.data.batches import Vectors
 from discreet.data.corpus import Corpus
 from discreet.models.classifier import Classifier
+from discreet.models.encode import encode
 from discreet.protections.base import RepresentationProtection, check_protection
 from discreet.releases.gradient import one_release_guarantee, release_rng
-from discreet.training.encode import encode
+from discreet.releases.hidden import check_public, check_units, draw_hidden
 
 
 @dataclass(frozen=True, repr=False)
@@ -59,8 +60,6 @@ def representation_release(
         return _stored_vectors(model, corpus, protect, rows, rng, delta)
     others = None
     if protect.needs_public:
-        from discreet.training.hidden import check_public
-
         others = encode(model, check_public(public, corpus, protect), cache, "float32").vectors
     return _live_vectors(model, corpus, protect, rows, others, rng, batch_size, epochs, delta)
 
@@ -99,8 +98,6 @@ def _live_vectors(
 ) -> tuple[RepresentationRelease, Mixture]:
     """Return the rows of some epochs, released batch by batch as in training."""
     from discreet.accounting.events import ComposedDpEvent
-    from discreet.training.hidden import check_units, draw_hidden
-    from discreet.training.plan import sampler_for
 
     count = len(rows)
     live = protect.live(count, model.width, model.classes, rng, model.device)
@@ -108,7 +105,7 @@ def _live_vectors(
     if protect.priced:
         protect.check(size, count)
         check_units(corpus, protect)
-    sampler = sampler_for(protect, size, corpus.unit_count, count)
+    sampler = protect.sampler_for(size, corpus.unit_count, count)
     per_epoch = sampler.steps_per_epoch(count)
     released, targets, partners, weights = [], [], [], []
     events: dict[str, Any] = {}  # each name once, as in a ledger

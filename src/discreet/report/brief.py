@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from discreet.catalog import ATTACKS
-from discreet.core.guarantee import LARGEST_DELTA, in_digits, neighbours
+from discreet.core.guarantee import in_digits, neighbours
 from discreet.core.types import MODEL, TRAINING
 from discreet.metrics.table import METRICS, label_of
 from discreet.releases.description import GRADIENT, REPRESENTATION, TEXT
@@ -95,21 +95,13 @@ def brief_of(result: StudyResult) -> Brief:
         rows.append(Row(CAVEATS, caveats))
     if result.recommended is None:
         return Brief(answer, sentence, tuple(rows), _without_recommendation(result), caveats)
-    command = train_command(result.study, {**result.recommended.protection, **_older_delta(result.recommended)})
+    command = train_command(result.study, result.recommended.protection)
     step = "The trials drew their noise from fixed seeds: train the model for release with noise from a secret seed:"
     if result.recommended.name == "none":
         step = "Train the model. It has no protection:"
     if command.missing:
         step += f" (no option sets {', '.join(command.missing)}; train from Python to set it)"
     return Brief(answer, sentence, tuple(rows), step, caveats, command)
-
-
-def _older_delta(point: Point) -> dict[str, float]:
-    """Return the delta of a setting's trials where the default was larger, in an earlier version, than it is now."""
-    guarantee = point.guarantee
-    if guarantee is None or not guarantee.exists or "delta" in point.protection or guarantee.delta <= LARGEST_DELTA:
-        return {}
-    return {"delta": guarantee.delta}
 
 
 def _subject(result: StudyResult) -> Point:

@@ -148,7 +148,7 @@ def _run(path: Path, ledger: Path | None, delta: float | None) -> Facts:
     spent = None
     if guarantee is not None:
         spent = _agreed_ledger(guarantee, path / METRICS, recorded_ledger(metrics, LEDGER), path / LEDGER, ledger)
-    check_digests(metrics, path / METRICS, run_format=settings.get("format", 1))
+    check_digests(metrics, path / METRICS)
     return Facts(
         Kind.RUN,
         path,
@@ -180,7 +180,7 @@ def _federated(path: Path, ledger: Path | None, delta: float | None) -> Facts:
         guarantee = Guarantee.from_dict(metrics["client_guarantee"])
         own = f"server/{LEDGER}"
         spent = _agreed_ledger(guarantee, path / METRICS, recorded_ledger(metrics, own), path / own, ledger)
-    check_digests(metrics, path / METRICS, run_format=settings.get("format", 1))
+    check_digests(metrics, path / METRICS)
     return Facts(
         Kind.FEDERATED,
         path,
@@ -418,8 +418,7 @@ def _agreed_ledger(
                 f"that the release was counted in ({setting('ledger')})."
             )
         then = found
-    shared = recorded is None and path == given  # an earlier version wrote no ledger into some folders
-    _check_same(stated, _computed(then, stated.delta), file, f"the ledger {path.name}", least=grows, most=shared)
+    _check_same(stated, _computed(then, stated.delta), file, f"the ledger {path.name}", least=grows)
     return whole if path == given or given is None else _ledger(given, file.parent)
 
 
@@ -431,30 +430,26 @@ def _computed(spent: Statement, delta: float) -> Guarantee:
     return replace(spent.guarantee(delta), assumptions=spent.terms.assumptions)
 
 
-def _check_same(
-    stated: Guarantee, computed: Guarantee, file: Path, source: str, *, least: bool = False, most: bool = False
-) -> None:
+def _check_same(stated: Guarantee, computed: Guarantee, file: Path, source: str, *, least: bool = False) -> None:
     """Raise unless a stated guarantee is the one that was computed from the recorded spends.
 
-    `least`: the stated one may be weaker. `most`: the recorded spends may be those of other releases too.
+    `least`: the stated one may be weaker.
     """
     figures = {"unit": (stated.unit, computed.unit)}
     figures["adjacency"] = (stated.adjacency.value, computed.adjacency.value)
     # The claim of a paper is an estimate with its own assumptions; the spends have the proven figure.
     claimed = Caveat.PAPER_CALIBRATION in stated.caveats
-    if not claimed and not _close(stated.epsilon, computed.epsilon):
-        understated = stated.epsilon < computed.epsilon
-        if not (most if understated else least):
-            at = f" at delta {in_digits(stated.delta)}"
-            figures["epsilon"] = (in_digits(stated.epsilon) + at, in_digits(computed.epsilon) + at)
-    if not most:
-        if stated.certified and not computed.certified:
-            figures["certified"] = ("certified", "an estimate")
-        if missing := computed.caveats - stated.caveats:
-            figures["caveats"] = (", ".join(sorted(stated.caveats)) or "none", ", ".join(sorted(missing)))
-        absent = [text for text in computed.assumptions if text not in stated.assumptions]
-        if absent and not claimed:
-            figures["assumptions"] = ("not all of them", f"also {absent[0]!r}")
+    differs = not _close(stated.epsilon, computed.epsilon) and (stated.epsilon < computed.epsilon or not least)
+    if differs and not claimed:
+        at = f" at delta {in_digits(stated.delta)}"
+        figures["epsilon"] = (in_digits(stated.epsilon) + at, in_digits(computed.epsilon) + at)
+    if stated.certified and not computed.certified:
+        figures["certified"] = ("certified", "an estimate")
+    if missing := computed.caveats - stated.caveats:
+        figures["caveats"] = (", ".join(sorted(stated.caveats)) or "none", ", ".join(sorted(missing)))
+    absent = [text for text in computed.assumptions if text not in stated.assumptions]
+    if absent and not claimed:
+        figures["assumptions"] = ("not all of them", f"also {absent[0]!r}")
     for name, (first, second) in figures.items():
         if first != second:
             raise LedgerError(

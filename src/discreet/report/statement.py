@@ -20,7 +20,6 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from discreet import __version__
-from discreet.core.digests import SINCE
 from discreet.core.guarantee import Adjacency, Caveat, Guarantee, in_digits, strength
 from discreet.report.methods import (
     CENTRAL,
@@ -378,10 +377,10 @@ def _chosen_without(facts: Facts) -> list[str]:
 def _classes_given(facts: Facts) -> bool:
     """Return whether the names of the classes were known without the labels.
 
-    A protection of labels records a caveat if the names were read from them, since the format with digests.
+    A protection of labels records a caveat if the names were read from them.
     """
     method = facts.protection or {}
-    if facts.guarantee is None or facts.settings.get("format", 1) < SINCE:
+    if facts.guarantee is None:
         return False
     noisy = method.get("label_epsilon") is not None or method.get("labels") == "noisy"
     return (noisy or method.get("name") in _SUMS) and Caveat.PRIVATE_CLASSES not in facts.guarantee.caveats

@@ -244,7 +244,7 @@ def advice(result: StudyResult) -> str:
 
 
 def unmeasured_goal(points: Sequence[Point], goal: Goal) -> bool:
-    """Return whether no trial measured the leakage of a goal, as in trials of an earlier version."""
+    """Return whether no trial measured the leakage of a goal."""
     return not any(goal.leakage in point.leakage for point in points)
 
 
@@ -324,8 +324,8 @@ def _advice(
         where = released(goal.scope, next((p for p in points if p.name != "none"), None))
         if unmeasured_goal(points, goal):
             return (
-                f"Nothing is recommended: these trials are of an earlier version, which attacked one update, and the "
-                f'goal is about {where}. Run the study into a new folder, or set release = "update" in its goal.'
+                f"Nothing is recommended: the goal is about {where}, and no trial measured that. Change the goal, or "
+                "add an attack that measures it."
             )
         rule = f"{what} at most {percent(goal.ceiling)}" if goal.ceiling is not None else f"{utility} of {goal.floor:g}"
         rule += f", for {where}"

@@ -27,7 +27,7 @@ from discreet.data.canaries import Planting
 from discreet.data.sources import TextSource
 
 if TYPE_CHECKING:
-    from discreet.experiment.attack import AttackRequest
+    from discreet.experiment.attack.request import AttackRequest
     from discreet.protections.base import Protection
 
 Table = Mapping[str, Any]
@@ -218,14 +218,14 @@ def check(study: Study) -> None:
 
 
 def _metrics_of(table: Table, attack: Any) -> tuple[str, ...]:
-    from discreet.experiment.attack import metrics_for
-    from discreet.experiment.identification import METRIC
-    from discreet.experiment.model_attack import METRICS_OF
+    from discreet.experiment.attack.runner import FAMILIES
+    from discreet.experiment.attack.scoring import metrics_for
 
-    if attack.family in METRICS_OF:
-        return METRICS_OF[attack.family]
-    metrics = metrics_for(attack, request_for(table, attack, None, delta=1e-5, seed=0).metrics)
-    return (METRIC, METRIC + OF_UPDATE) if attack.identifies else metrics
+    asked = metrics_for(attack, request_for(table, attack, None, delta=1e-5, seed=0).metrics)
+    metrics = FAMILIES[attack.family].metrics
+    if attack.identifies:
+        return (*metrics, *(metric + OF_UPDATE for metric in metrics))
+    return metrics or asked
 
 
 def check_goal(goal: Goal, measured: Mapping[str, Sequence[str]]) -> None:
@@ -269,7 +269,7 @@ def _reject_misspelled(values: Table, known: Sequence[str], where: str, name: st
 
 def request_for(table: Table, attack: Any, protect: Any, delta: float, seed: int) -> AttackRequest:
     """Return the request to run an attack of a study, with noise from a fixed seed."""
-    from discreet.experiment.attack import AttackRequest
+    from discreet.experiment.attack.request import AttackRequest
 
     values = {key: value for key, value in table.items() if key in REQUEST_KEYS}
     if "metrics" in values:

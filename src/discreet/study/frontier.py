@@ -17,7 +17,7 @@ from discreet.core.guarantee import Guarantee
 from discreet.core.randomness import Rng
 from discreet.core.types import Leakage, Trial
 from discreet.metrics.intervals import wilson
-from discreet.study.file import IDENTIFIED, OF_UPDATE, Goal
+from discreet.study.file import Goal
 from discreet.study.grid import Name, names_of, strength_of
 
 RATES = ("accuracy", "f1")
@@ -120,7 +120,7 @@ def _point(trials: Sequence[Trial], name: Name) -> Point:
     leakages: dict[str, list[tuple[Trial, Leakage]]] = {}
     for trial in trials:
         for leakage in trial.leakages:
-            leakages.setdefault(scoped(trial, leakage.metric), []).append((trial, leakage))
+            leakages.setdefault(leakage.metric, []).append((trial, leakage))
     guarantees = [trial.guarantee for trial in trials if trial.guarantee is not None]
     worst = max(guarantees, key=lambda g: g.epsilon) if len(guarantees) == len(trials) else None
     measured = {metric: _leakage(pairs) for metric, pairs in leakages.items()}
@@ -144,11 +144,6 @@ def _utility(metric: str, trials: Sequence[Trial]) -> Measured:
         n=sum(int(count) for count in rows if count) if all(rows) else None,
         chance=fmean(known) if len(known) == len(trials) else None,
     )
-
-
-def scoped(trial: Trial, metric: str) -> str:
-    """Return the name of a trial's leakage; trials of earlier versions identified from one update without saying so."""
-    return metric + OF_UPDATE if metric == IDENTIFIED and "scopes" not in trial.details else metric
 
 
 def no_better_than_constant(utility: Measured, metric: str) -> bool:

@@ -7,10 +7,12 @@ import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from discreet.core.errors import invalid
-from discreet.study.file import Study
+
+if TYPE_CHECKING:
+    from discreet.study.file import Study
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,6 @@ def points(protection: Mapping[str, Any], where: str = "protections") -> list[di
 
 def plan(study: Study) -> list[Planned]:
     """Return the trials of a study without duplicates, all points at one seed before the next seed."""
-    # a study without canaries has no such key, so that the keys of its trials are those of older versions
     shared = {key: value for key, value in study.as_dict().items() if key in _SHARED}
     settings_list = [
         point

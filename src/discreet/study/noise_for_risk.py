@@ -20,7 +20,7 @@ from discreet.metrics.intervals import clopper_pearson
 from discreet.study.file import IDENTIFIED, OF_UPDATE
 
 if TYPE_CHECKING:
-    from discreet.experiment.scene import Scene
+    from discreet.experiment.attack.scene import Scene
 
 _RAISE = 1.05  # the factor by which a measured noise is raised until held-out texts keep the ceiling too
 # From a noise to correct guesses and attempts, with the same random numbers for every noise.

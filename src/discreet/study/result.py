@@ -15,7 +15,7 @@ from discreet.core.settings import parse
 from discreet.core.types import Trial
 from discreet.metrics.utility import MAIN
 from discreet.study.choosing import Choosing, cost_of_choosing
-from discreet.study.file import IDENTIFIED, OF_UPDATE, Goal, Study, as_toml, check, in_study_file, read_study
+from discreet.study.file import Goal, Study, as_toml, check, in_study_file, read_study
 from discreet.study.frontier import Point, best, points_of
 from discreet.study.grid import points as grid_points
 from discreet.study.store import read_trials
@@ -157,15 +157,9 @@ def read_result(folder: str | Path) -> StudyResult:
     utility = wanted or next((name for name in MAIN.values() if name in known), known[0] if known else "")
     if utility not in known:
         raise DataError(f"Expected utility {utility!r} in the trials. They have {', '.join(known) or 'none'}.")
-    recommended = None if goal is None or _of_earlier_version(points, goal) else best(points, goal, utility)
+    recommended = None if goal is None else best(points, goal, utility)
     noise = read_noise(folder, goal)
     return StudyResult(folder, study, trials, points, goal, utility, recommended, read_failures(folder), noise)
-
-
-def _of_earlier_version(points: Sequence[Point], goal: Goal) -> bool:
-    """Return whether the trials are of a version that identified from one update only, and the goal is not."""
-    names = {name for point in points for name in point.leakage}
-    return goal.leakage == IDENTIFIED and goal.leakage not in names and goal.leakage + OF_UPDATE in names
 
 
 def _goal_of(study: Mapping[str, Any]) -> Goal | None:

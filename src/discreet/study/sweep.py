@@ -12,7 +12,7 @@ from statistics import median
 from discreet.core.errors import DataError, OutputError, SettingError, one_of, whole
 from discreet.core.files import write_atomic
 from discreet.study.file import Goal, Study, changes
-from discreet.study.frontier import scoped, unmeasured
+from discreet.study.frontier import unmeasured
 from discreet.study.grid import Planned, plan
 from discreet.study.store import Store, read_trials
 from discreet.study.workers import Event, Run, Stop, run_in_processes, run_on_ray
@@ -140,7 +140,7 @@ def _keep_study(study: Study, out: Path) -> bool:
 def _reject_unmeasured(goal: Goal, out: Path) -> None:
     """Reject a goal by which no trial of a finished study was measured."""
     trials = read_trials(out).values()
-    leakages = sorted({scoped(trial, leakage.metric) for trial in trials for leakage in trial.leakages})
+    leakages = sorted({leakage.metric for trial in trials for leakage in trial.leakages})
     utilities = sorted({name for trial in trials for name, value in trial.utility.items() if value is not None})
     for key, metric, known in (("leakage", goal.resolved().leakage, leakages), ("utility", goal.utility, utilities)):
         if metric is not None and metric not in known:

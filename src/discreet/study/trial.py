@@ -29,13 +29,16 @@ from discreet.core.types import MODEL, TRAINING, UPDATE, Leakage, Trial
 from discreet.data.canaries import Canary, Planting
 from discreet.data.corpus import Corpus
 from discreet.data.sources import TextSource
-from discreet.experiment.attack import AttackResult, Updates, run_attack, sampling_rate
-from discreet.experiment.scene import Scene, Target
+from discreet.experiment.attack.request import AttackResult, Updates, sampling_rate
+from discreet.experiment.attack.runner import run_attack
+from discreet.experiment.attack.scene import Scene, Target
 from discreet.experiment.training import RunRequest, make_plan
 from discreet.metrics.intervals import true_positive_rates
 from discreet.metrics.utility import by_class, constant_utility, quality, utility_intervals
 from discreet.models.base import TextModel
 from discreet.models.classifier import Classifier, ModelSettings
+from discreet.models.encode import cache_folder, ready
+from discreet.models.task import matched
 from discreet.protections.base import GradientProtection, Protection
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.releases.description import LEAVES, READS
@@ -49,8 +52,7 @@ from discreet.study.file import (
     request_for,
 )
 from discreet.study.grid import Planned
-from discreet.training.encode import cache_folder, ready
-from discreet.training.evaluate import matched, predict
+from discreet.training.evaluate import predict
 from discreet.training.loop import Job, train
 from discreet.training.people import NotRecorded
 from discreet.training.plan import TrainingPlan, model_settings

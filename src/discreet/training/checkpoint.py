@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from discreet.accounting.ledger import Ledger
+from discreet.core.device import autocast
 from discreet.core.errors import ModelError, setting
 from discreet.core.files import load_tensors, save_tensors
 from discreet.core.randomness import NOISE_FORMAT, Rng, digest
 from discreet.data.batches import Tokens, Vectors
 from discreet.models.base import TextModel
-from discreet.training.parts import autocast
 from discreet.training.settings import TrainSettings
 
 NAME = "checkpoint.safetensors"

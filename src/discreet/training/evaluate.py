@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from discreet.core.errors import DataError, setting
+from discreet.core.device import autocast
 from discreet.data.batches import Tokens, Vectors, tokenise, tokens_for
 from discreet.data.corpus import Corpus
 from discreet.metrics.utility import Quality, by_class, language_quality, quality
-from discreet.models.base import LM, TextModel
+from discreet.models.base import TextModel
 from discreet.models.classifier import Classifier, classifier_of
 from discreet.models.language_model import LanguageModel, token_losses
-from discreet.training.parts import autocast
+from discreet.models.task import matched
 
 _TOKENS_AT_ONCE = {"cpu": 4096, "cuda": 65536}
 _ROWS_AT_ONCE = 256
@@ -197,23 +197,3 @@ def token_totals(
             hits[rows] = ((scores.argmax(dim=-1) == targets) & mask).sum(dim=1).cpu().numpy()
     model.train(was_training)
     return losses, counts, hits
-
-
-def matched(corpus: Corpus, model: TextModel) -> Corpus:
-    """Return a corpus whose class numbers are those of the model, matched by class name."""
-    if model.task == LM:
-        return corpus.unlabelled()
-    if corpus.task != model.task:
-        raise DataError(
-            f"Expected data for {model.task}, the task of the model, got {corpus.task}. "
-            f"Name the label column ({setting('label')})."
-        )
-    if corpus.labels is None or corpus.label_names == model.label_names:
-        return corpus
-    unknown = [name for name in corpus.label_names if name not in model.label_names]
-    if unknown:
-        raise DataError(
-            f"Expected labels of the model ({', '.join(model.label_names)}), got {unknown[0]!r}. Rename the labels."
-        )
-    numbers = [model.label_names.index(name) for name in corpus.label_names]
-    return replace(corpus, labels=tuple(numbers[i] for i in corpus.labels), label_names=model.label_names)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from discreet.accounting.ledger_file import Terms
 from discreet.core.errors import BudgetError, DataError, UnsupportedError, setting
 from discreet.core.files import load_tensors, save_tensors
 from discreet.core.guarantee import Caveat, Guarantee
@@ -24,20 +23,22 @@ from discreet.data.overlap import check_held_out
 from discreet.metrics.utility import MAIN, is_better
 from discreet.models.base import HEAD_NAMES, LM, TextModel
 from discreet.models.classifier import Classifier, classifier_of
+from discreet.models.encode import ready
 from discreet.models.lora import is_adapter
 from discreet.models.model_settings import SEPARATE
+from discreet.models.task import matched_split
 from discreet.protections.base import GradientProtection, RepresentationProtection, TextProtection
 from discreet.training import checkpoint
+from discreet.training.account import check_ledger
 from discreet.training.checkpoint import Progress, blend, copy_weights, identity, restore_weights, trained
-from discreet.training.encode import ready
 from discreet.training.evaluate import evaluate
 from discreet.training.hidden import HiddenStep
 from discreet.training.people import Entry, Spent, attach, detach, place_of
-from discreet.training.plan import TrainingPlan, matched_split
-from discreet.training.private import PrivateStep, check_ledger
+from discreet.training.plan import TrainingPlan
+from discreet.training.private import PrivateStep
 from discreet.training.run_folder import secret_of
 from discreet.training.settings import TrainSettings
-from discreet.training.steps import Meter, OpenStep, Parts, Report, Step, StepCanaries
+from discreet.training.steps import Meter, OpenStep, Parts, Report, Step, StepCanaries, encoding_watch
 from discreet.training.stored import StoredStep, rewrite_once
 
 if TYPE_CHECKING:
@@ -138,7 +139,7 @@ def train(
             protect.begin(classifier_of(model, protect.name), secret)
         rows: Tokens | Vectors | None = job.encoded
         if rows is None or isinstance(protect, TextProtection):
-            rows = ready(model, split, job.cache, settings.precision, job.watch)
+            rows = ready(model, split, job.cache, settings.precision, encoding_watch(job.watch))
         validation = None if held_out is None else ready(model, held_out, job.cache, settings.precision)
         parts = Parts(model, optimizer_for(model, settings), plan, rows, split, start, job.canaries)
         step: Step = OpenStep.of(parts)
@@ -147,14 +148,14 @@ def train(
         opened.callback(torch.set_num_threads, torch.get_num_threads())  # a resume changes the number of threads
         opened.enter_context(torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []))
         name = identity(model, step.rows, settings, step.describe(), rng, start)
-        if secret is not None and ledger is not None:
-            step.run = checkpoint.spend_name(name, secret, ledger)
+        if step.account is not None:
+            step.account.run = checkpoint.spend_name(name, step.account.secret, step.account.ledger)
         state = _untrained_state(model)
         result = _Run(model, parts.optimizer, step, validation, plan, job, name).train()
-        if ledger is not None and result.guarantee is not None and _untrained_state(model) != state:
-            caveats = frozenset({Caveat.UNPROTECTED_STATE})
-            ledger.state(Terms(ledger.statement.terms.assumptions, caveats))
-            result = replace(result, guarantee=result.guarantee.with_caveats(caveats))
+        if step.account is not None and result.guarantee is not None and _untrained_state(model) != state:
+            step.account.caveats.add(Caveat.UNPROTECTED_STATE)
+            step.account.state()
+            result = replace(result, guarantee=result.guarantee.with_caveats({Caveat.UNPROTECTED_STATE}))
         if ledger is not None and isinstance(ledger.also, Entry):
             ledger.also.ended = result.finished
         return result

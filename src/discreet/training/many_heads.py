@@ -22,13 +22,13 @@ from discreet.core.randomness import Rng
 from discreet.data.batches import Vectors
 from discreet.data.corpus import Corpus
 from discreet.data.samplers import Shuffled
+from discreet.data.units import Grouped, unit_numbers
 from discreet.mechanisms.von_mises_fisher import VonMisesFisher
 from discreet.models.model_settings import ModelSettings
 from discreet.protections.base import GradientProtection, Protection
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
 from discreet.training.plan import TrainingPlan
-from discreet.training.private import Grouped, unit_numbers
 from discreet.training.settings import TrainSettings
 
 Ints = npt.NDArray[np.int64]

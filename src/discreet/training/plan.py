@@ -15,22 +15,22 @@ from typing import TYPE_CHECKING, Any
 from discreet.accounting.ledger import Budget, Ledger
 from discreet.core.errors import (
     DataError,
-    UnsupportedError,
     invalid,
     open_probability,
     positive,
     setting,
     whole,
 )
-from discreet.core.guarantee import LARGEST_DELTA, Adjacency, Caveat
+from discreet.core.guarantee import Adjacency, Caveat, delta_for
 from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
-from discreet.data.samplers import FixedSize, Poisson, Sampler, Shuffled
+from discreet.data.samplers import Sampler, Shuffled
 from discreet.models.base import LM, TextModel
 from discreet.models.classifier import Classifier, ModelSettings, classifier_of
 from discreet.models.encoder import BILSTM, MINILM
 from discreet.models.model_settings import JOINT, SEPARATE
 from discreet.models.smollm2 import SMOLLM2
+from discreet.models.task import matched_split
 from discreet.protections.base import (
     FEW_UNITS,
     Conditions,
@@ -120,7 +120,7 @@ class TrainingPlan:
         if population is not None and protect is None:
             remedy = "Without a protection nothing is certified."
             raise invalid("population", population, "left out without protect", remedy)
-        adjacency = None if protect is None else adjacency_of(protect, population)
+        adjacency = None if protect is None else protect.adjacency_for(population)
         units = split.unit_count if population is None else population
         part, width = model.settings.train, model.width
         pairs = split.is_pairs and model.settings.pairs != SEPARATE
@@ -157,7 +157,7 @@ class TrainingPlan:
         resolved = protect.resolve(conditions)
         if isinstance(resolved, RepresentationProtection):
             resolved.check(min(settings.size, len(split)), len(split))
-        chosen = sampler or sampler_for(resolved, settings.size, units, len(split))
+        chosen = sampler or resolved.sampler_for(settings.size, units, len(split))
         _check_sampler(chosen, resolved, settings, units, len(split), population)
         sampled_from = units if isinstance(resolved, GradientProtection) else len(split)
         steps = max(1, round(settings.passes * chosen.steps_per_epoch(sampled_from)))
@@ -209,7 +209,7 @@ class TrainingPlan:
         if (steps is None) == (epochs is None):
             remedy = "One of them determines the length of the training."
             raise invalid("steps", steps, f"set if and only if {setting('epochs')} is not", remedy)
-        adjacency = adjacency_of(protect, population)
+        adjacency = protect.adjacency_for(population)
         count = whole("units", units) if units is not None else whole("population", population or 0)
         if whole("batch_size", batch_size) > count:
             remedy = "A batch holds at most all units."
@@ -220,7 +220,7 @@ class TrainingPlan:
         if protect.public is not None:
             remedy = "Train the model on the public text before, and pass it with those weights."
             raise invalid("public", protect.public, "left out in your own training loop", remedy)
-        sampler = sampler_for(protect, batch_size, count, count)
+        sampler = protect.sampler_for(batch_size, count)
         per_epoch = sampler.steps_per_epoch(count)
         if steps is None:
             assert epochs is not None
@@ -258,7 +258,7 @@ class TrainingPlan:
         check_most_rows(split, self.max_per_unit)
         if self.protect is None:
             return
-        certified = adjacency_of(self.protect, self.population)
+        certified = self.protect.adjacency_for(self.population)
         if self.adjacency is not certified:
             raise invalid("adjacency", self.adjacency, f"{certified.value!r} in the plan", "Make a plan for it.")
         _check_sampler(self.sampler, self.protect, self.settings, self.units, self.rows, self.population)
@@ -419,83 +419,6 @@ def part_to_train(
     return "head" if few and default == "all" and encoder != BILSTM else default
 
 
-def delta_for(units: int) -> float:
-    """Return the default delta, 0.1 / number of units and at most 1e-5.
-
-    >>> delta_for(2000), delta_for(50_000)
-    (1e-05, 2e-06)
-    """
-    return min(LARGEST_DELTA, 1 / (10 * whole("units", units)))
-
-
-def resumed_delta(protect: Protection | None, path: Path) -> float | None:
-    """Return the delta of the budget in the ledger of an unfinished run, which its default delta stays; or None."""
-    if protect is None or protect.delta is not None or not path.exists():
-        return None
-    budget = Ledger.read(path).budget
-    return None if budget is None else budget.delta
-
-
-def adjacency_of(protect: Protection, population: int | None = None) -> Adjacency:
-    """Return the adjacency a training run is certified under: the protection's own, or add/remove with a population.
-
-    Only a noisy sum hides the absence of a unit; if each text or vector is visible, a population is rejected.
-    """
-    if population is None:
-        return protect.adjacency
-    whole("population", population, 1, "It is the assumed number of units in the data.")
-    if protect.visible != "sum" or protect.adjacency is not Adjacency.ZERO_OUT:
-        remedy = "The absence of a unit is visible there, so the number of units is public; leave it out."
-        raise invalid("population", population, f"left out for {protect.name}", remedy)
-    return Adjacency.ADD_REMOVE
-
-
-def sampler_for(protect: Protection, size: int, units: int, rows: int) -> Sampler:
-    """Return the sampler that the accounting of a protection assumes.
-
-    Protections of gradients sample units: Poisson for sums, a fixed size for visible vectors. Others sample rows.
-    """
-    if isinstance(protect, GradientProtection):
-        return protect.sampler_for(min(size, units), units)
-    batch = min(size, rows)
-    if isinstance(protect, RepresentationProtection) and not protect.stored:
-        if protect.sampling == "coins":
-            return Poisson.expecting(batch, rows)
-        if protect.sampling == "fixed":
-            return FixedSize(batch)
-    return Shuffled(batch)
-
-
-def matched_split(corpus: Corpus, model: TextModel, name: str) -> Corpus:
-    """Return one split of a corpus; reject a missing split, and a corpus for another task."""
-    if not isinstance(model, TextModel):
-        raise UnsupportedError(
-            f"Expected model to be a discreet.Classifier or LanguageModel, got {type(model).__name__}. Put a head on "
-            "an encoder with Classifier.build(corpus, encoder=folder, rng=rng)."
-        )
-    if not isinstance(corpus, Corpus):
-        raise DataError(
-            f"Expected corpus to be a discreet.Corpus, got {type(corpus).__name__}. Make one with "
-            "Corpus(name, texts, labels=labels), or read a file with discreet.load(path)."
-        )
-    if model.task == LM:
-        if corpus.is_pairs:
-            raise DataError("Expected single texts for a language model, got pairs. Join the two columns into one.")
-        corpus = corpus.unlabelled()
-    elif corpus.task != model.task:
-        raise DataError(f"Expected data for {model.task}, got {corpus.task}. Name the label column.")
-    elif isinstance(model, Classifier) and model.settings.pairs == SEPARATE and not corpus.is_pairs:
-        raise DataError(
-            f"Expected pairs of texts in corpus {corpus.name!r}, which the model reads separately, got single texts. "
-            "Name the column of the second text, or leave out how pairs are read."
-        )
-    if name not in corpus.split_names:
-        raise DataError(
-            f"Expected a {name!r} split in corpus {corpus.name!r}. Add one, for example a file {name}.csv beside it."
-        )
-    return corpus.split(name)
-
-
 def check_most_rows(split: Corpus, most: int | None) -> None:
     """Reject training rows of which one unit has more than the cap."""
     if most is not None and most_rows(split.unit_index) > whole("max_per_unit", most):
@@ -562,7 +485,7 @@ def _check_sampler(
 ) -> None:
     """Reject a sampler that is not the one accounted for, or that would reveal the absence of a unit."""
     if isinstance(protect, RepresentationProtection) and protect.priced and not protect.stored:
-        counted = sampler_for(protect, settings.size, units, rows)
+        counted = protect.sampler_for(settings.size, units, rows)
         if sampler != counted:
             raise invalid("sampler", sampler, f"{counted}, as counted", "Leave it out.")
     if isinstance(protect, GradientProtection):

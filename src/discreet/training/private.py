@@ -3,80 +3,38 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from discreet.accounting.ledger import Ledger, Terms
+from discreet.accounting.ledger import Ledger
 from discreet.clipping.independence import check_independent
 from discreet.clipping.tape import Tape
-from discreet.core.errors import LedgerError, invalid, setting
-from discreet.core.guarantee import CHOICE, FLOATING_POINT, HELD_OUT, Adjacency, Caveat, Guarantee
+from discreet.core.guarantee import Caveat, Guarantee
 from discreet.core.randomness import Rng
 from discreet.data.batches import Tokens, Vectors
 from discreet.data.corpus import Corpus
+from discreet.data.shapes import Part
 from discreet.data.sources import EACH_ROW
+from discreet.data.units import Grouped, unit_numbers
 from discreet.models.base import HEAD_NAMES, TextModel
+from discreet.models.encode import encode
 from discreet.protections.base import GradientProtection, Release
-from discreet.training.encode import encode
-from discreet.training.parts import Part, PrivateParts
-from discreet.training.plan import TrainingPlan, check_hides_absence
+from discreet.training.account import Account, of_gradients
+from discreet.training.parts import PrivateParts
+from discreet.training.plan import TrainingPlan
 from discreet.training.steps import Parts, Step, StepCanaries, Taken
-
-if TYPE_CHECKING:
-    from dp_accounting.dp_event import DpEvent
 
 Rows = npt.NDArray[np.int64]
 
 _TEST_ROWS, _TEST_TOKENS = 6, 6  # size of the synthetic batch that shows whether a model mixes its rows
-
-SECRET_SEED = "batches and noise come from a secret seed, drawn by the operating system and deleted afterwards"
-_PUBLIC = "the number of units, the names of the labels, the settings and the encoder's first weights are public"
-_POPULATION = (
-    "the population {population:,} was given beforehand; it, the names of the labels, the settings and the encoder's "
-    "first weights are public"
-)
-ASSUMPTIONS = (
-    _PUBLIC,
-    HELD_OUT,
-    CHOICE,
-    "sums of clipped gradients are formed in float32 and treated as exact: how the last bits of a sum are rounded may "
-    "depend on all of its terms, while each unit's own term, rounding counted in, depends on that unit alone",
-    "how long a step takes, and how much memory, is not released",
-    FLOATING_POINT,
-)
-
-
-@dataclass(frozen=True)
-class Grouped:
-    """Rows of a corpus grouped by privacy unit: unit u owns `rows[starts[u] : starts[u + 1]]`."""
-
-    rows: Rows
-    starts: Rows
-
-    @classmethod
-    def of(cls, unit_index: Rows) -> Grouped:
-        """Return the rows grouped by unit index."""
-        count = int(unit_index.max(initial=-1)) + 1
-        sizes = np.bincount(unit_index, minlength=count)
-        return cls(np.argsort(unit_index, kind="stable"), np.concatenate([[0], np.cumsum(sizes)]))
-
-    def __len__(self) -> int:
-        """Return the number of units."""
-        return len(self.starts) - 1
-
-    def of_units(self, units: Rows) -> tuple[Rows, Rows]:
-        """Return the rows of these units, one unit after the other, and the offsets of each unit's rows."""
-        sizes = self.starts[units + 1] - self.starts[units]
-        first = np.concatenate([[0], np.cumsum(sizes)])
-        return self.rows[np.repeat(self.starts[units] - first[:-1], sizes) + np.arange(first[-1])], first
 
 
 @dataclass
@@ -93,10 +51,7 @@ class PrivateStep(Step):
     rows: Tokens | Vectors
     units: Grouped
     plan: TrainingPlan
-    ledger: Ledger
-    secret: Rng
-    delta: float
-    run: str = ""
+    account: Account
     canaries: StepCanaries | None = None
     zeroed: npt.NDArray[np.bool_] | None = None  # units that are empty records, for an audit
     corpus: Corpus | None = None  # of the rows, if the head is trained first
@@ -110,16 +65,16 @@ class PrivateStep(Step):
         most_rows = 1 if self.plan.unit == EACH_ROW else self.plan.max_per_unit
         precision = self.plan.settings.precision
         self.parts = PrivateParts.of(self.model, self.tape, self.rows, precision, expected, most_rows)
-        self.limit = self.plan.limit_beside(self.ledger)
         self._releaser: tuple[str, Release] | None = None
 
     @classmethod
     def of(cls, parts: Parts, ledger: Ledger, secret: Rng) -> PrivateStep:
         """Return the step of a training run that protects gradients; a model that mixes rows is rejected."""
         plan = parts.plan
-        assert isinstance(plan.protect, GradientProtection) and plan.delta is not None
+        assert isinstance(plan.protect, GradientProtection)
         units = Grouped.of(unit_numbers(parts.corpus))
-        step = cls(parts.model, parts.optimizer, plan.protect, parts.rows, units, plan, ledger, secret, plan.delta)
+        account = Account(plan, ledger, secret, of_gradients(plan))
+        step = cls(parts.model, parts.optimizer, plan.protect, parts.rows, units, plan, account)
         step.canaries, step.corpus = parts.canaries, parts.corpus if plan.head_steps else None
         if parts.canaries is not None and parts.canaries.zeroed:
             step.zeroed = np.zeros(len(units), dtype=bool)
@@ -151,7 +106,7 @@ class PrivateStep(Step):
 
     def describe(self) -> object:
         """Return the sampler, the protection, the units, the population and the secret, all of which are hashed."""
-        described = self.plan.sampler, self.protect.identity(), self.units, self.plan.population, self.secret
+        described = self.plan.sampler, self.protect.identity(), self.units, self.plan.population, self.account.secret
         return described if self.canaries is None else (*described, self.canaries.describe())
 
     def canary_state(self) -> dict[str, Tensor]:
@@ -165,37 +120,31 @@ class PrivateStep(Step):
 
     def check(self, steps: int) -> None:
         """Reject resuming from a checkpoint whose steps are not in the ledger."""
-        check_spent(self.ledger, self.run, map(self.plan.step_cost, range(steps)), self.limit)
+        self.account.check(map(self.plan.step_cost, range(steps)))
 
     def reserve(self, first: int) -> int:
         """Count all planned steps from `first` on, before the first of them; return how many are allowed."""
-        costs = map(self.plan.step_cost, range(first, self.steps))
-        return spend_all(self.ledger, self.run, costs, self.terms, self.limit)
+        self._note_kernels()
+        return self.account.reserve(map(self.plan.step_cost, range(first, self.steps)))
 
     def epsilon(self) -> float:
         """Return an upper bound on the epsilon of everything counted, which is that of all planned steps."""
-        return self.ledger.epsilon(self.delta)
+        return self.account.epsilon()
 
     def guarantee(self) -> Guarantee:
         """Return the guarantee of all planned steps: a bound only if the seed of the noise is secret."""
-        terms = self.terms
-        return self.ledger.guarantee(self.delta, assumptions=terms.assumptions).with_caveats(terms.caveats)
+        self._note_kernels()
+        return self.account.guarantee()
 
-    @property
-    def terms(self) -> Terms:
-        """Assumptions and caveats of the guarantee of every step, as written into the ledger."""
-        terms = terms_of(self.secret, (*assumptions(self.plan.population), *self.plan.facts), self.plan.caveats)
-        if not self.parts.unsteady and (isinstance(self.rows, Tokens) or self.rows.steady):
-            return terms
-        return Terms(terms.assumptions, terms.caveats | {Caveat.UNSTEADY_KERNELS})
+    def _note_kernels(self) -> None:
+        """Add the caveat of kernels in which one unit changes another."""
+        if self.parts.unsteady or not (isinstance(self.rows, Tokens) or self.rows.steady):
+            self.account.caveats.add(Caveat.UNSTEADY_KERNELS)
 
     @property
     def source(self) -> Rng:
-        """Source of batches and noise, different for every training run with the same secret.
-
-        A fixed seed is there to repeat a training run, and its guarantee is an estimate in any case.
-        """
-        return self.secret.fork("training", self.run) if self.secret.is_secret and self.run else self.secret
+        """Source of batches and noise."""
+        return self.account.source
 
     def __call__(self, step: int) -> tuple[Tensor | None, int]:
         """Take one step; return its mean loss, still on the device, and its number of rows."""
@@ -206,18 +155,15 @@ class PrivateStep(Step):
         units = drawn = self.plan.sampler.draw(step, len(self.units), self.source.fork("sampler"))
         if self.zeroed is not None:
             units = units[~self.zeroed[units]]
-        event, name = self.plan.step_cost(step)
         self.parts.prepare()  # an empty batch has no shapes to test
         gathered = None
         while gathered is None:
             with suppress(torch.OutOfMemoryError):
                 self.parts_of(units)  # tests new shapes, whose results belong to the terms of the spend
+                self._note_kernels()
                 # The name is a hash of everything that determines the batch and the noise. Another secret, corpus or
                 # setting is another spend; the same step in smaller parts, after memory ran out, is not.
-                spend = f"{self.run} {name}".strip()
-                if self.limit is not None:
-                    self.limit.spend(event, spend)
-                self.ledger.spend(event, spend, terms=self.terms)
+                self.account.spend(self.plan.step_cost(step))
                 gathered = self.gather(units, step)
             if gathered is None:
                 self.parts.shrink()
@@ -238,8 +184,8 @@ class PrivateStep(Step):
 
     def released(self, sums: dict[str, Tensor], step: int) -> dict[str, Tensor]:
         """Return the protected sums of a step; noise may depend on that of earlier steps of the same run."""
-        if self._releaser is None or self._releaser[0] != self.run:
-            self._releaser = self.run, self.protect.releaser(self.source)
+        if self._releaser is None or self._releaser[0] != self.account.run:
+            self._releaser = self.account.run, self.protect.releaser(self.source)
         return self._releaser[1](sums, step)
 
     def head_step(self) -> PrivateStep:
@@ -249,10 +195,8 @@ class PrivateStep(Step):
             rows = encode(self.model, self.corpus, None, self.plan.settings.precision)
             self.model.train()
             self.first = replace(self, rows=rows, corpus=None, first=None)
-            self.first.limit = self.limit
             for parameter in self.model.parameters():
                 parameter.grad = None
-        self.first.run = self.run
         return self.first
 
     def gather(self, units: Rows, step: int) -> tuple[dict[str, Tensor], Tensor | None, int]:
@@ -321,87 +265,3 @@ def only_head(model: TextModel) -> Iterator[None]:
     finally:
         for parameter in others:
             parameter.requires_grad_(True)
-
-
-def assumptions(population: int | None = None) -> tuple[str, ...]:
-    """Return the assumptions of a certificate: which numbers are public, and which rows are not protected."""
-    public = _PUBLIC if population is None else _POPULATION.format(population=population)
-    return tuple(public if text is _PUBLIC else text for text in ASSUMPTIONS)
-
-
-def with_seed_caveat(guarantee: Guarantee, source: Rng) -> Guarantee:
-    """Return the guarantee of noise from this source: an estimate if its seed is fixed."""
-    return guarantee if source.is_secret or not guarantee.exists else guarantee.with_caveats({Caveat.FIXED_SEED})
-
-
-def terms_of(source: Rng, assumptions: tuple[str, ...], caveats: frozenset[Caveat] = frozenset()) -> Terms:
-    """Return assumptions and caveats with the assumption of a secret seed, or with the caveat of a fixed one."""
-    if source.is_secret:
-        return Terms((SECRET_SEED, *assumptions), caveats)
-    return Terms(assumptions, caveats | {Caveat.FIXED_SEED})
-
-
-def unit_numbers(corpus: Corpus) -> Rows:
-    """Return the unit number of each row, where units are numbered in the order of their names.
-
-    In the order of appearance, a change of one unit's first row would change which units are sampled.
-    """
-    if corpus.units is None:
-        return corpus.unit_index
-    rank = np.empty(corpus.unit_count, dtype=np.int64)
-    rank[sorted(range(corpus.unit_count), key=corpus.unit_names.__getitem__)] = np.arange(corpus.unit_count)
-    return np.asarray(rank[corpus.unit_index])
-
-
-def check_ledger(plan: TrainingPlan, ledger: Ledger) -> None:
-    """Reject a ledger of another unit, or of an adjacency that the plan does not satisfy.
-
-    Under add/remove, the absence of a unit must be hidden. It would be visible if rate, divisor, delta or steps were
-    functions of the number of units, or if the sampler did not sample each unit independently.
-    """
-    statement = ledger.statement
-    if statement.unit != plan.unit:
-        remedy = f"The privacy unit of the corpus is the {plan.unit}; open the ledger for it."
-        raise invalid("unit", statement.unit, f"{plan.unit!r} in the ledger", remedy)
-    if statement.adjacency is not Adjacency.ADD_REMOVE:
-        return
-    if not isinstance(plan.protect, GradientProtection):
-        remedy = "Each text or vector is visible, and so is its absence; open the ledger as the plan does."
-        raise invalid("adjacency", statement.adjacency.value, f"{plan.adjacency!s} in the ledger", remedy)
-    check_hides_absence(plan.sampler)
-    if plan.population is None:
-        remedy = (
-            "Rate, divisor, delta and steps would reveal the number of units; set a public number "
-            f"({setting('population')}), or open the ledger under zero-out."
-        )
-        raise invalid("population", None, "set under add/remove", remedy)
-
-
-def spend_all(
-    ledger: Ledger, run: str, spends: Iterable[tuple[DpEvent, str]], terms: Terms, limit: Ledger | None = None
-) -> int:
-    """Count the planned steps of a run before the first of them is taken; return how many are allowed.
-
-    When a run stops may be decided by looking at the noisy model, or by a crash. The epsilon of the steps so far is
-    proven only for a number of steps that was fixed in advance, so a run that is cut short costs as much as its plan,
-    and its ledger holds that from the beginning.
-
-    Guarantee: afterwards the ledger holds all of them under the name `run`, or as many as its budget or that of `limit`
-        allows: the plan could not have taken more.
-    """
-    named = [(event, f"{run} {name}".strip()) for event, name in spends]
-    if limit is not None:
-        named = named[: limit.spend_all(named)]
-    return ledger.spend_all(named, terms=terms)
-
-
-def check_spent(ledger: Ledger, run: str, spends: Iterable[tuple[DpEvent, str]], limit: Ledger | None = None) -> None:
-    """Reject a checkpoint if a step of it is missing in the ledger; record its steps in `limit`, if there is one."""
-    for step, (event, name) in enumerate(spends):
-        if not ledger.holds(f"{run} {name}"):
-            raise LedgerError(
-                f"Expected step {step} of this training run in its ledger, because the checkpoint is past it. The "
-                "ledger is another one, or was lost; without it nothing is guaranteed. Start again."
-            )
-        if limit is not None:
-            limit.spend(event, f"{run} {name}")

@@ -65,7 +65,7 @@ def public_vectors(model: TextModel, public: Corpus, precision: str) -> tuple[Te
     """Return the vectors of public text under a frozen encoder, and its labels if they are those of the model."""
     if not model.settings.frozen:
         raise invalid("train", model.settings.train, "head or pooler+head", "A projection is learned for one encoder.")
-    from discreet.training.encode import cache_folder, encode
+    from discreet.models.encode import cache_folder, encode
 
     rows = encode(model, public, cache_folder(), precision)
     labelled = public.task == model.task and public.label_names == model.label_names

@@ -20,7 +20,7 @@ import torch
 
 from discreet.catalog import protection_from_table
 from discreet.core.digests import sha256, with_digests
-from discreet.core.errors import DataError, DiscreetError, ModelError, OutputError, first_line, setting
+from discreet.core.errors import DiscreetError, ModelError, OutputError, first_line, setting
 from discreet.core.files import UNFINISHED, cannot_write, load_tensors, save_tensors, sync_path, sync_tree, write_atomic
 from discreet.core.guarantee import Adjacency, Guarantee, in_digits
 from discreet.core.model_card import front_matter
@@ -48,8 +48,6 @@ SECRET = "secret"
 SEARCH = "search.json"  # progress of an unfinished search for settings, with files and folders that begin with:
 BEST, TRIAL = "best-", "trial-"
 _FORMAT = 4
-_UNIT_BUDGETS = 3  # since this format, the epsilon of ldp is that of a unit, not of each sentence
-_STABLE_SPLITS = 2  # since this format, each unit is held out by a keyed hash of its own identity
 
 
 @dataclass(frozen=True)
@@ -296,32 +294,6 @@ def _reset(tokenizer: Any) -> Any:
     return tokenizer
 
 
-def check_split(settings: RunSettings) -> None:
-    """Reject a run of an old format whose held-out rows cannot be reproduced.
-
-    Rows that it was trained on would be taken for held-out rows. If the source names its own validation rows, or other
-    text is read, no rows are selected.
-    """
-    source = settings.data
-    if settings.format >= _STABLE_SPLITS or (source.rows is None and source.validation is not None):
-        return
-    from discreet.data.sources import Columns, load
-
-    columns = Columns() if source.built_in else Columns(source.text, source.text_pair, source.label, source.unit)
-    corpus = load(
-        source.source,
-        columns,
-        validation=source.validation or 0,
-        task="regression" if settings.task == "regression" else None,
-        label_names=settings.label_names or None,
-    )
-    if source.rows is not None or "validation" not in corpus.split_names:
-        raise DataError(
-            f"Expected rows of {source.source!r} that this run has not seen, but it was trained by a version that "
-            "selected held-out rows in another way, which cannot be reproduced. Use other text, or train it again."
-        )
-
-
 def settings_text(settings: RunSettings) -> str:
     """Return the settings of a run as TOML."""
     import tomli_w
@@ -333,11 +305,14 @@ def settings_text(settings: RunSettings) -> str:
 
 
 def read_settings(path: Path) -> RunSettings:
-    """Return the settings of a run from its TOML file; unknown keys are rejected."""
+    """Return the settings of a run from its TOML file; another format and unknown keys are rejected."""
     values = read_values(path)
+    if isinstance(found := values.get("format"), int) and found != _FORMAT:
+        raise ModelError(
+            f"Expected a run of format {_FORMAT} in {str(path.parent)!r}, got {found}. Another version wrote it; read "
+            "it with that version, or train it again."
+        )
     table = values.pop("protect", None)
-    if isinstance(table, dict) and table.get("name") == "ldp" and values.get("format", 1) < _UNIT_BUDGETS:
-        table = {"epsilon_per_message" if key == "epsilon" else key: value for key, value in table.items()}
     protect = None if table is None else protection_from_table(table)
     return dataclasses.replace(parse(RunSettings, values, path.name), protect=protect)
 

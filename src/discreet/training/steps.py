@@ -18,12 +18,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from discreet.core.device import autocast
 from discreet.core.guarantee import Guarantee
 from discreet.core.randomness import Rng
 from discreet.data.batches import Batch, Tokens, Vectors
 from discreet.data.corpus import Corpus
 from discreet.models.base import TextModel
-from discreet.training.parts import autocast
+from discreet.training.account import Account
 from discreet.training.plan import TrainingPlan
 
 
@@ -82,12 +83,12 @@ class StepCanaries(ABC):
 class Step(ABC):
     """One step of training, protected or not.
 
-    `run` is the identity of the training, part of the name under which a protected step is counted.
+    A protected one has the account of its run, in which it is counted.
     """
 
     rows: Tokens | Vectors
     plan: TrainingPlan
-    run: str
+    account: Account | None
 
     @property
     def protection(self) -> str | None:
@@ -137,12 +138,12 @@ class Step(ABC):
         """Continue an audit from what a stopped training run had read."""
 
     def epsilon(self) -> float | None:
-        """Return an upper bound on the epsilon spent so far, or None without a protection."""
-        return None
+        """Return an upper bound on the epsilon of all that is in the ledger, or None without a protection."""
+        return None if self.account is None else self.account.epsilon()
 
     def guarantee(self) -> Guarantee | None:
         """Return the guarantee of all planned steps, or None without a protection."""
-        return None
+        return None if self.account is None else self.account.guarantee()
 
 
 @dataclass(frozen=True)
@@ -169,7 +170,7 @@ class OpenStep(Step):
     optimizer: torch.optim.Optimizer
     rows: Tokens | Vectors
     plan: TrainingPlan
-    run: str = ""
+    account: Account | None = None
 
     @classmethod
     def of(cls, parts: Parts) -> OpenStep:
@@ -282,7 +283,7 @@ _REPORT_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class Report:
-    """Progress of a training run; `epsilon` bounds what protected training has spent so far.
+    """Progress of a training run; `epsilon` bounds what all planned steps of protected training cost.
 
     `rows_per_second` is None if the steps read no rows, as for a head that is solved in closed form. In the stage
     "encoding" a step is one text read by the frozen encoder, and in "rounds" one round of a federated run. The stage

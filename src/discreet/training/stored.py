@@ -10,22 +10,21 @@ from torch import Tensor
 
 from discreet.accounting.ledger import Ledger
 from discreet.core.errors import invalid
-from discreet.core.guarantee import Guarantee
 from discreet.core.randomness import NOISE_FORMAT, Rng, digest
 from discreet.data.batches import Vectors
 from discreet.data.corpus import Corpus
 from discreet.models.classifier import Classifier, classifier_of
+from discreet.models.closed_form import fit_classes, fit_score
 from discreet.protections.base import Once, RepresentationProtection, TextProtection
 from discreet.training.account import Account
 from discreet.training.checkpoint import identity, spend_name
-from discreet.training.local_server import fit_classes, fit_score
 from discreet.training.plan import TrainingPlan
 from discreet.training.steps import OpenStep, Parts
 
 
-def release_once(rows: Vectors, once: Once, account: Account, run: str) -> Vectors:
+def release_once(rows: Vectors, once: Once, account: Account) -> Vectors:
     """Return the released vectors; the cost is written to the ledger before the noise is used."""
-    account.spend(once.event, f"{run} release")
+    account.spend((once.event, "release"))
     vectors, targets = once(rows.vectors, rows.targets)
     return Vectors(vectors, targets, rows.truncated, rows.steady)
 
@@ -38,8 +37,8 @@ def rewrite_once(corpus: Corpus, plan: TrainingPlan, ledger: Ledger, secret: Rng
     protect = plan.protect
     assert isinstance(protect, TextProtection)
     run = digest(NOISE_FORMAT, protect.identity(), secret, corpus.texts, corpus.second, corpus.unit_index)
-    account = Account.of(ledger, secret, plan, protect)
-    account.spend(protect.cost(corpus), f"{spend_name(run, secret, ledger)} rewrite")
+    account = Account(plan, ledger, secret, release=protect, run=spend_name(run, secret, ledger))
+    account.spend((protect.cost(corpus), "rewrite"))
     return protect.rewrite(corpus, secret.fork("rewrite", run[:16]))
 
 
@@ -77,7 +76,6 @@ class StoredStep(OpenStep):
     Guarantee: that of the release it is trained on.
     """
 
-    account: Account | None = None
     solved: bool = False  # whether the head was fitted in closed form, so that the steps have nothing to do
 
     @classmethod
@@ -86,7 +84,7 @@ class StoredStep(OpenStep):
         model, rows, plan = parts.model, parts.rows, parts.plan
         protect, solved = plan.protect, False
         if isinstance(protect, TextProtection):
-            account = Account.of(ledger, secret, plan, protect)
+            account = Account(plan, ledger, secret, release=protect)
         else:
             assert isinstance(protect, RepresentationProtection)
             if not isinstance(rows, Vectors):
@@ -99,8 +97,8 @@ class StoredStep(OpenStep):
             # last bits of the vectors, which decide `run`, must not decide the noise.
             source = secret.fork("release", run[:16]) if secret.is_secret else secret.fork("release")
             once = protect.once(owners, model.width, model.classes, source)
-            account = Account.of(ledger, secret, plan, once)
-            rows = release_once(rows, once, account, spend_name(run, secret, ledger))
+            account = Account(plan, ledger, secret, release=once, run=spend_name(run, secret, ledger))
+            rows = release_once(rows, once, account)
             solved = solve_head(classifier_of(model, protect.name), rows, once)
         return cls(model, parts.optimizer, rows, plan, account=account, solved=solved)
 
@@ -122,11 +120,3 @@ class StoredStep(OpenStep):
         """Return the sampler, the protection and a fingerprint of the secret."""
         assert self.account is not None
         return self.plan.sampler, self.protection, self.account.secret
-
-    def epsilon(self) -> float | None:
-        """Return an upper bound on the epsilon spent, infinite if nothing is guaranteed."""
-        return self.account.epsilon() if self.account else None
-
-    def guarantee(self) -> Guarantee | None:
-        """Return the guarantee of the release."""
-        return self.account.guarantee() if self.account else None

@@ -25,7 +25,7 @@ import numpy as np
 
 from discreet.accounting.calibrate import search_noise
 from discreet.accounting.events import event_to_json
-from discreet.accounting.ledger import Budget, Ledger, Terms
+from discreet.accounting.ledger import Budget, Ledger
 from discreet.accounting.selection import runs_for
 from discreet.core.errors import LedgerError, did_you_mean, invalid, setting
 from discreet.core.files import load_tensors, save_tensors, write_atomic
@@ -34,20 +34,22 @@ from discreet.core.randomness import Rng, weights_digest
 from discreet.core.settings import parse
 from discreet.data.batches import Tokens, Vectors
 from discreet.data.corpus import Corpus
+from discreet.data.units import Grouped, unit_numbers
 from discreet.models.base import TextModel
+from discreet.models.encode import ready
+from discreet.models.task import matched, matched_split
 from discreet.protections.base import Protection
 from discreet.protections.dp_sgd import DPSGD
 from discreet.training import checkpoint
+from discreet.training.account import Account, of_gradients
 from discreet.training.checkpoint import copy_weights, restore_weights
-from discreet.training.encode import ready
-from discreet.training.evaluate import matched
 from discreet.training.loop import Job, ready_ledger, train
 from discreet.training.people import Entry, NotRecorded
-from discreet.training.plan import TrainingPlan, matched_split
-from discreet.training.private import Grouped, assumptions, terms_of, unit_numbers
+from discreet.training.plan import TrainingPlan
 from discreet.training.run_folder import BEST, SEARCH, TRIAL
 from discreet.training.score import NAMES, private_score, row_scores
 from discreet.training.settings import TrainSettings
+from discreet.training.steps import encoding_watch
 
 if TYPE_CHECKING:
     from dp_accounting.dp_event import DpEvent
@@ -59,6 +61,7 @@ OF_TRAINING = (
 OF_PROTECTION = ("clip_norm", "clipping")
 _MOST_CANDIDATES = 10_000
 _MOST_BY_DEFAULT = 10  # mean number of trials, if it is not set
+_SEARCHED = "search"  # the name of the spend of a whole search
 ROUNDED = "the score of a row is computed from that row alone; the rounding of float32 is treated as exact"
 
 
@@ -243,7 +246,7 @@ def tune(
         ledger = ready_ledger(plan, ledger, secret, job.workspace, opened, split, "discreet.tune", planned)
         rows = job.encoded
         if rows is None:
-            rows = ready(model, split, job.cache, plan.settings.precision, job.watch)
+            rows = ready(model, split, job.cache, plan.settings.precision, encoding_watch(job.watch))
         public = None
         if search.public is not None:
             public = ready(model, matched(search.public, model), None, plan.settings.precision)
@@ -281,7 +284,9 @@ class _Search:
             self.secret,
         )
         self.identity = checkpoint.identity(self.model, self.rows, self.plan.settings, described, self.plan.rng, start)
-        self.name = checkpoint.spend_name(self.identity, self.secret, self.ledger) + " search"
+        scored = () if self.public is not None else (ROUNDED,)
+        run = checkpoint.spend_name(self.identity, self.secret, self.ledger)
+        self.account = Account(self.plan, self.ledger, self.secret, (*of_gradients(self.plan), *scored), run=run)
 
     @property
     def source(self) -> Rng:
@@ -291,17 +296,10 @@ class _Search:
         """
         return self.secret.fork("search", self.identity) if self.secret.is_secret else self.secret
 
-    @property
-    def terms(self) -> Terms:
-        """Assumptions and caveats of the guarantee, as written into the ledger."""
-        scored = () if self.public is not None else (ROUNDED,)
-        stated = (*assumptions(self.plan.population), *self.plan.facts, *scored)
-        return terms_of(self.secret, stated, self.plan.caveats)
-
     def run(self) -> Tuned:
         """Take every trial, and restore the best."""
         progress = self.resume()
-        self.ledger.spend(self.search.event, self.name, terms=self.terms)
+        self.account.spend((self.search.event, _SEARCHED))
         runs = runs_for(self.search.trials, self.source.fork("runs"))
         limits = np.cumsum(self.search.shares)[:-1]
         choices = np.searchsorted(limits, self.source.fork("candidates").uniform(runs), side="right")
@@ -323,9 +321,8 @@ class _Search:
         restore_weights(self.model, weights)
         self.model.eval()
         plan = self.search.plans[best["candidate"]]
-        guarantee = self.ledger.guarantee(self.plan.delta, assumptions=self.terms.assumptions)
-        guarantee = guarantee.with_caveats(self.terms.caveats | self.ledger.statement.terms.caveats)
-        return Tuned(True, best["candidate"], best["score"], plan, guarantee, self.rows.truncated)
+        stated = self.account.guarantee()
+        return Tuned(True, best["candidate"], best["score"], plan, stated, self.rows.truncated)
 
     def trial(self, number: int, candidate: int) -> float | None:
         """Train one candidate and return its score, or None if it was stopped."""
@@ -339,8 +336,9 @@ class _Search:
         if not trained.finished:
             return None
         assert trained.guarantee is not None
-        if trained.guarantee.caveats - self.ledger.statement.terms.caveats:
-            self.ledger.state(Terms(self.terms.assumptions, trained.guarantee.caveats))
+        if trained.guarantee.caveats - self.account.caveats:
+            self.account.caveats |= trained.guarantee.caveats
+            self.account.state()
         if self.public is not None:
             return float(row_scores(self.model, self.public, plan.settings.precision).mean())
         assert self.search.score_noise is not None
@@ -365,7 +363,7 @@ class _Search:
         progress: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if progress["identity"] != self.identity:
             raise checkpoint.changed(path.parent)
-        if progress["done"] and not self.ledger.holds(self.name):
+        if progress["done"] and not self.ledger.holds(f"{self.account.run} {_SEARCHED}"):
             raise LedgerError(
                 "Expected this search in its ledger, because trials of it are finished. The ledger is another one, or "
                 "was lost; without it nothing is guaranteed. Start again."

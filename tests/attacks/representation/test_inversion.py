@@ -6,7 +6,7 @@ from discreet.attacks.representation.inversion import EmbeddingInversion
 from discreet.core.errors import SettingError, UnsupportedError
 from discreet.core.randomness import Rng
 from discreet.core.types import Knowledge, RepresentationRelease
-from discreet.metrics.text import text_leakage
+from discreet.metrics.table import text_leakage
 
 pytestmark = pytest.mark.search
 

@@ -264,7 +264,7 @@ _NOISE = {"mechanisms/normals.py", "mechanisms/laplace.py"}
 def test_noise_is_drawn_in_one_place() -> None:
     source = Path(discreet.__file__).parent
     found: dict[str, int] = {}
-    for folder in ("mechanisms", "protections", "training", "serving", "experiment"):
+    for folder in ("mechanisms", "protections", "training", "local", "experiment", "releases"):
         for path in sorted((source / folder).glob("**/*.py")):
             calls = len(_DRAWS.findall(path.read_text(encoding="utf-8")))
             name = path.relative_to(source).as_posix()
@@ -274,11 +274,11 @@ def test_noise_is_drawn_in_one_place() -> None:
 
 
 def test_every_certificate_of_continuous_noise_says_what_it_assumes_of_floating_point() -> None:
-    from discreet.training import account, private
+    from discreet.training.account import RELEASED, SUMS
 
     corpus = discreet.load("notes").split("train").take([0, 1])
     model = discreet.Classifier.build(corpus, rng=Rng(1), train="head")
     release = discreet.protected_release(model, corpus, DPSGD(1.0), Rng.secret(), delta=1e-5)
     assert FLOATING_POINT in release.guarantee.assumptions
-    assert FLOATING_POINT in private.ASSUMPTIONS
-    assert FLOATING_POINT in account.ASSUMPTIONS
+    assert FLOATING_POINT in SUMS
+    assert FLOATING_POINT in RELEASED

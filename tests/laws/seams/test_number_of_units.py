@@ -19,7 +19,7 @@ from discreet.accounting.ledger import Ledger
 from discreet.catalog import PROTECTIONS, protection_class
 from discreet.cli.main import main
 from discreet.core.errors import LedgerError, SettingError
-from discreet.core.guarantee import Adjacency
+from discreet.core.guarantee import Adjacency, delta_for
 from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
 from discreet.data.samplers import FixedSize, Poisson, Shuffled
@@ -27,7 +27,6 @@ from discreet.models.classifier import Classifier, ModelSettings
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
 from discreet.training.loop import Trained
-from discreet.training.plan import delta_for
 from discreet.training.settings import TrainSettings
 
 CLIP, RATE, POPULATION = 0.5, 1.0, 50

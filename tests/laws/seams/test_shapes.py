@@ -19,9 +19,9 @@ from discreet.data.batches import Tokens, tokenise
 from discreet.data.corpus import Corpus
 from discreet.data.samplers import Poisson
 from discreet.models.classifier import Classifier
+from discreet.models.encode import encode
 from discreet.protections.dp_sgd import DPSGD
 from discreet.training import parts
-from discreet.training.encode import encode
 from discreet.training.evaluate import represent
 from discreet.training.private import PrivateStep
 from discreet.training.settings import TrainSettings
@@ -83,7 +83,7 @@ def test_the_others_add_the_same_bits(
         with step_of(tiny_encoder(kind), corpus_of(odd, rows), precision) as step:
             seen[odd] = contributions(step)
             # Where the kernels of a machine do let units change each other, the guarantee must say so.
-            steady = Caveat.UNSTEADY_KERNELS not in step.terms.caveats
+            steady = Caveat.UNSTEADY_KERNELS not in step.guarantee().caveats
         assert sorted(seen[odd]) == list(range(UNITS))
         same = all(torch.equal(seen[None][unit], seen[odd][unit]) for unit in range(UNITS) if unit != 5)
         assert same or not steady, odd
@@ -142,7 +142,7 @@ def test_kernels_that_tell_places_apart_make_the_guarantee_an_estimate(
     monkeypatch.setattr(parts.PrivateParts, "_record", uneven)
     with step_of(tiny_encoder("bert"), corpus_of(None, 1), "float32") as step:
         step(0)
-        assert Caveat.UNSTEADY_KERNELS in step.ledger.statement.terms.caveats
+        assert Caveat.UNSTEADY_KERNELS in step.account.ledger.statement.terms.caveats
         assert not step.guarantee().certified
 
 
@@ -181,7 +181,7 @@ def test_a_shape_that_is_found_later_is_a_caveat_and_changes_nothing(
     with step_of(tiny_encoder("bert"), corpus_of("long", 1), "float32") as step:
         step(0)
         assert not step.parts.plain_attention
-        assert Caveat.UNSTEADY_KERNELS in step.ledger.statement.terms.caveats
+        assert Caveat.UNSTEADY_KERNELS in step.account.ledger.statement.terms.caveats
 
 
 @pytest.mark.parametrize("private", [False, True], ids=["made-up rows", "private rows"])
@@ -204,8 +204,8 @@ def test_memory_that_private_rows_exhaust_makes_the_guarantee_an_estimate(
     with step_of(tiny_encoder("bert"), corpus_of(None, 1), "float32") as step:
         step(0)
         assert failed and step.layout() != failed[0]
-        assert (Caveat.UNSTEADY_KERNELS in step.ledger.statement.terms.caveats) is private
-        assert step.ledger.statement.spends == 1
+        assert (Caveat.UNSTEADY_KERNELS in step.account.ledger.statement.terms.caveats) is private
+        assert step.account.ledger.statement.spends == 1
 
 
 def test_vectors_that_were_read_again_in_smaller_parts_are_not_those_of_their_texts_alone(

@@ -12,7 +12,7 @@ import pytest
 from discreet.accounting.ledger import Ledger
 from discreet.cli.main import main
 from discreet.core.guarantee import Caveat, Guarantee
-from discreet.training.local_client import UserSide
+from discreet.local.client import UserSide
 
 HEAD = ("--train", "head")
 RUNS: dict[str, tuple[str, ...]] = {

@@ -219,7 +219,7 @@ def test_the_messages_are_as_many_and_as_long_for_any_text(
 def test_numbers_of_any_size_and_sign_are_as_long_on_the_wire_and_read_back_whole() -> None:
     import numpy as np
 
-    from discreet.serving.client import body_of
+    from discreet.local.remote import body_of
 
     values = np.array(
         [[0.0, -0.0, 1.0, -1.0], [3.4e38, -3.4e38, 1e-45, -1e-45], [np.pi, -np.e, 1 / 3, 0.1]], dtype=np.float32
@@ -245,7 +245,7 @@ def test_a_busy_server_gets_the_same_bytes_again_and_no_new_noise(
 def test_a_sealed_release_is_counted_once_when_it_is_opened_and_not_before(
     runs: dict[str, Path], tmp_path: Path
 ) -> None:
-    from discreet.training.local_client import UserSide
+    from discreet.local.client import UserSide
 
     shutil.copytree(runs["sentence"], tmp_path / "client")
     with UserSide.load(tmp_path / "client") as user:

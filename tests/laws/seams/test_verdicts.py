@@ -22,7 +22,7 @@ from discreet.accounting.interpret import guarantee
 from discreet.cli.main import main
 from discreet.core.types import Trial
 from discreet.data.corpus import Corpus
-from discreet.experiment.attack import Updates
+from discreet.experiment.attack.request import Updates
 from discreet.protections.dp_sgd import DPSGD
 from discreet.report.words import verdict_of
 from discreet.study import trial as trials
@@ -163,20 +163,6 @@ def test_a_verdict_names_its_release_and_what_would_keep_the_ceiling(
     write(tmp_path, found, {"leakage": IDENTIFIED, "ceiling": 0.05, "release": "update"})
     told = read_result(tmp_path)
     assert told.recommended is not None and "proven for every attack on one update" in verdict_of(told)[1]
-
-
-def test_trials_that_attacked_one_update_decide_nothing_about_a_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Folders of earlier versions hold one leakage, that of one update, under the name of today's training."""
-    made = trial_as_dict(attacked(monkeypatch, 2.356, 0.52, 80, 64, 0.8, 0.4))
-    made["leakages"] = [{**made["leakages"][1], "metric": IDENTIFIED}]
-    made["details"] = {"bounds": {IDENTIFIED: 0.042}, "steps": 80, "evaluated_rows": 500}
-    write(tmp_path, [], {"leakage": IDENTIFIED, "ceiling": 0.05})
-    (tmp_path / NAME).write_text(json.dumps({"key": key_of(made["settings"], 0), **made}) + "\n")
-    told = read_result(tmp_path)
-    assert told.recommended is None
-    assert "earlier version" in verdict_of(told)[1] and "new folder" in verdict_of(told)[1]
 
 
 def test_a_model_that_learned_nothing_is_never_recommended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,10 +29,10 @@ from discreet.data.corpus import Corpus
 from discreet.data.partition import keep_share
 from discreet.data.samplers import Poisson
 from discreet.data.sources import Columns, TextSource, load
+from discreet.data.units import unit_numbers
 from discreet.experiment import RunOptions, RunRequest, run_training
 from discreet.experiment import training as story
 from discreet.models.classifier import ModelSettings
-from discreet.training.private import unit_numbers
 from discreet.training.settings import TrainSettings
 
 WEIGHTS = {"model.safetensors", "client/path.safetensors", "server/head.safetensors"}

@@ -173,8 +173,7 @@ class LocalPrivacy(Protection):
             return None
         return Message(
             f"Epsilon {self.epsilon:g} is the budget of one {unit}, shared by its up to {conditions.most_rows} "
-            "sentences. In earlier versions it was the budget of each sentence; "
-            f"{setting('epsilon_per_message')} sets that."
+            f"sentences; {setting('epsilon_per_message')} sets the budget of each sentence instead."
         )
 
     @property

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from discreet.core.randomness import Rng
 from discreet.mechanisms.gaussian import Gaussian
-from discreet.models.classifier import VECTORS, pool
+from discreet.models.classifier import VECTORS
+from discreet.models.encoder import pool
 from discreet.protections.local.layer import LDPLayer
 from discreet.protections.local.projection import Projection, QueryAxes, query_axes
 

@@ -1,0 +1,344 @@
+"""Attack the recorded messages of a federated run: as the server, as one client, or as someone on the wire.
+
+The messages are those that were sent, with the noise, masks and batches of the run. Only the scoring reads the clients'
+own notes of which rows were in a batch.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from discreet.attacks.identification import OneOfN, contribution
+from discreet.clipping.clip import Flat
+from discreet.core.errors import DataError, UnsupportedError, invalid, setting, whole
+from discreet.core.randomness import Rng
+from discreet.core.types import GradientRelease, Knowledge, Leakage
+from discreet.data.corpus import Corpus
+from discreet.experiment.attack.identification import DEFAULT_CANDIDATES, METRIC
+from discreet.experiment.attack.request import AttackRequest, AttackResult, Example
+from discreet.experiment.attack.scoring import measure_leakage, metrics_for, score_guess
+from discreet.federated.aggregation import UPDATE
+from discreet.federated.client import BATCHES, Task
+from discreet.federated.record import read_rounds
+from discreet.federated.run import SERVER, SETTINGS, client_folder
+from discreet.federated.server import SCHEDULE, Schedule
+from discreet.federated.settings import GRADIENTS, Federation
+from discreet.metrics.intervals import clopper_pearson
+from discreet.models.base import TextModel
+from discreet.protections.base import GradientProtection, defaults_of
+from discreet.protections.dp_sgd import DPSGD
+from discreet.releases.description import attacker_inputs, release_facts
+from discreet.training.checkpoint import trained
+
+if TYPE_CHECKING:
+    from discreet.training.settings import TrainSettings
+
+SERVER_VIEW, WIRE_VIEW, CLIENT_VIEW = "server", "wire", "client-"
+_NO_CLIP = 1e30
+
+
+@dataclass(frozen=True)
+class Observed:
+    """One recorded gradient: the round, the clients whose rows are in it, and the weights that it was computed at."""
+
+    round: int
+    clients: tuple[int, ...]
+    gradients: dict[str, Tensor]
+    weights: dict[str, Tensor]
+    rounding: float = 0.0  # standard deviation of its error, if it follows from rounded weights or a rounded sum
+
+
+def has_record(folder: Path) -> bool:
+    """Return whether a run folder is that of a federated run whose messages were recorded."""
+    return (folder / SETTINGS).exists() and (folder / SERVER / "record").exists()
+
+
+class Recorded:
+    """The recorded messages of a federated run, and what is needed to attack and score them."""
+
+    def __init__(self, folder: Path) -> None:
+        """Read the settings, the schedule and the messages."""
+        self.folder = folder
+        self.settings = Federation.read(folder / SETTINGS)
+        if self.settings.exchange != GRADIENTS:
+            raise UnsupportedError(
+                f"Expected a run that exchanged gradients, got {self.settings.exchange}. Attacks on gradients read one "
+                "step; train with gradients, or attack the finished model."
+            )
+        self.rounds = read_rounds(folder / SERVER)
+        self.schedule = Schedule.of_text((folder / SERVER / SCHEDULE).read_text(encoding="utf-8"))
+        self.splits = {client: self.settings.corpus_of(client).split("train") for client in self.schedule.sizes}
+        self.model = self.settings.build()
+
+    def observed(self, view: str) -> list[Observed]:
+        """Return the gradients that a view holds; empty if it holds none that can be read."""
+        if view == SERVER_VIEW:
+            if self.settings.aggregation.visible == "sum":
+                return [
+                    Observed(one.number, one.counted, one.total, one.weights, self._error(one.counted))
+                    for one in self.rounds
+                    if one.total
+                ]
+            return self._each_update()
+        if view == WIRE_VIEW:
+            encrypted = json.loads((self.folder / "metrics.json").read_text(encoding="utf-8")).get("tls", False)
+            return [] if encrypted or self.settings.aggregation.visible == "sum" else self._each_update()
+        number = view.removeprefix(CLIENT_VIEW)
+        if not view.startswith(CLIENT_VIEW) or not number.isdecimal() or int(number) not in self.schedule.sizes:
+            known = f"server, wire or client-N with N from 0 to {len(self.schedule.sizes) - 1}"
+            raise invalid("view", view, known, "It is who sees the messages.")
+        return self._of_client(int(number))
+
+    def _each_update(self) -> list[Observed]:
+        return [
+            Observed(one.number, (client,), gradients, one.weights)
+            for one in self.rounds
+            for (stage, client), gradients in sorted(one.answers.items())
+            if stage == UPDATE
+        ]
+
+    def _of_client(self, client: int) -> list[Observed]:
+        """Return the mean gradient of the others, which a client computes from the weights of successive rounds.
+
+        The weights move by rate times velocity, which is the gradient plus momentum times the last velocity, so the
+        gradient follows from three successive weights. The steps of AdamW do not determine it.
+        """
+        train = self._train()
+        if train.optimizer != "sgd":
+            raise UnsupportedError(
+                f"Expected {setting('optimizer', 'sgd')} for a client's view, got {train.optimizer}. A client sees "
+                "only weights, and from those of AdamW the gradient of the others does not follow."
+            )
+        seen: list[Observed] = []
+        velocity: dict[str, Tensor] = {}
+        for now, after in zip(self.rounds, self.rounds[1:], strict=False):
+            if after.number != now.number + 1 or not now.weights or not after.weights:
+                continue
+            assert train.learning_rate is not None
+            rate = train.rate_at(now.number - 1, self.schedule.rounds, train.learning_rate)
+            mean = {}
+            for name, before in now.weights.items():
+                moved = (before.double() - after.weights[name].double()) / rate
+                decay = (train.weight_decay or 0.0) * before.double() if before.ndim >= 2 else 0.0
+                mean[name] = moved - train.momentum * velocity.get(name, torch.zeros_like(moved)) - decay
+                velocity[name] = moved
+            sizes = {one: self.schedule.sizes[one] for one in now.counted}
+            total, own = sum(sizes.values()), now.answers.get((UPDATE, client), {})
+            others = tuple(one for one in sizes if one != client)
+            if not others:
+                continue
+            weight = sizes.get(client, 0)
+            rest = {
+                name: (value * total - weight * own.get(name, torch.zeros(())).double()) / (total - weight)
+                for name, value in mean.items()
+            }
+            size = torch.cat([value.reshape(-1) for value in now.weights.values()]).square().mean().sqrt().item()
+            rounding = math.hypot(size * 2**-23 / rate, self._error(now.counted)) * total / (total - weight)
+            gradients = {name: value.float() for name, value in rest.items()}
+            seen.append(Observed(now.number, others, gradients, now.weights, rounding))
+        return seen
+
+    def _error(self, clients: Sequence[int]) -> float:
+        """Return the standard deviation of the error that the aggregation leaves in the mean of a round."""
+        schedule, parameters = self.schedule, sum(p.numel() for p in trained(self.model).values())
+        aggregation = self.settings.aggregation.resolve(len(schedule.sizes), schedule.rounds, parameters)
+        return aggregation.error_std(len(clients))
+
+    def _train(self) -> TrainSettings:
+        total, protect, part = sum(self.schedule.sizes.values()), self.settings.protect, self.settings.model.train
+        width = self.model.width
+        defaults = defaults_of(protect, part, total, width)
+        return self.settings.train.completed(defaults)
+
+    def truth(self, one: Observed) -> Corpus:
+        """Return the rows that are in a recorded gradient, for scoring."""
+        rows = [self.splits[client].take(self._batch(client, one.round)) for client in one.clients]
+        texts = tuple(text for part in rows for text in part.texts)
+        labels = tuple(label for part in rows for label in part.labels or ()) or None
+        return Corpus("recorded", texts, labels=labels, label_names=rows[0].label_names)
+
+    def _batch(self, client: int, number: int) -> list[int]:
+        path = client_folder(self.folder, client) / BATCHES
+        entries = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        found = [entry["rows"] for entry in entries if entry["round"] == number]
+        if not found:
+            raise DataError(f"Expected the rows of round {number} in {str(path)!r}. Record the run again.")
+        rows: list[int] = found[-1]
+        return rows
+
+    def release(self, one: Observed) -> tuple[GradientRelease, TextModel]:
+        """Return a recorded gradient as a release, and the public model with the weights of its round."""
+        for name, parameter in trained(self.model).items():
+            parameter.data.copy_(one.weights[name])
+        size = sum(self.schedule.batches[client] for client in one.clients)
+        seen = GradientRelease(one.gradients, batch_size=size, divisor=float(size), noise_std=self.noise(one))
+        return seen, self.model
+
+    def noise(self, one: Observed) -> float:
+        """Return the public standard deviation of the noise in a recorded gradient."""
+        if not isinstance(self.settings.protect, GradientProtection):
+            return one.rounding
+        variance, total = 0.0, sum(self.schedule.sizes[client] for client in one.clients)
+        for client in one.clients:
+            std = self.protection(client).noise_scale / self.schedule.batches[client]
+            variance += (self.schedule.sizes[client] / total * std) ** 2
+        return math.sqrt(variance + one.rounding**2)
+
+    def protection(self, client: int) -> Any:
+        """Return the resolved protection of a client, from its public size."""
+        from discreet.core.guarantee import delta_for
+        from discreet.protections.base import Conditions
+
+        assert self.settings.protect is not None
+        units, size = self.schedule.sizes[client], min(self.schedule.batches[client], self.schedule.sizes[client])
+        task = Task(1, 0, 1, self.schedule.steps, size)
+        protect = self.settings.protect
+        delta = protect.delta or delta_for(units)
+        epochs = task.steps / -(-units // size)
+        return self.settings.protect.resolve(Conditions(self.model, units, units, size, task.steps, epochs, delta))
+
+
+def attack_recorded(
+    request: AttackRequest,
+    folder: Path,
+    view: str = SERVER_VIEW,
+    *,
+    watch: Callable[[Example], None] = lambda example: None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> AttackResult:
+    """Run an attack on the recorded gradients of a view, as many as `request.examples` texts need, and score it.
+
+    Guarantee: none for the result, which holds private texts.
+    """
+    start = time.monotonic()
+    recorded = Recorded(folder)
+    attack = request.attack.within(request.seconds)
+    if attack.sees is not GradientRelease:
+        raise UnsupportedError(f"Expected an attack on gradients, got {attack.label}. Clients send gradients.")
+    observed = recorded.observed(view)
+    if isinstance(attack, OneOfN):
+        return _identify(request, recorded, observed, view, start)
+    metrics = metrics_for(attack, request.metrics)
+    rng, facts, stopped = Rng(request.seed), dict[str, Any](), 0
+    examples: list[Example] = []
+    for number, one in enumerate(observed):
+        if len(examples) >= request.examples or (number and should_stop()):
+            break
+        truth = recorded.truth(one)
+        if not len(truth):
+            continue
+        seen, model = recorded.release(one)
+        knows = Knowledge(model, defence=recorded.settings.protect)
+        guess = attack.run(seen, knows, rng.fork("attack", number))
+        stopped += bool(guess.details.get("stopped_by_time_limit"))
+        facts = facts or _facts(recorded, seen, model, knows, view)
+        scored = score_guess(attack, guess, truth, model, metrics, number)
+        examples += scored
+        for example in scored:
+            watch(example)
+    if not examples:  # nothing that this view holds can be read: every text stays unread
+        examples = _unread(recorded, request.examples, metrics)
+        facts = {"kind": "gradient", "view": view, "model": "the model of each round", "batch_size": 0, "steps": 1}
+        facts |= {
+            "parameters": "no readable gradient",
+            "numbers": 0,
+            "known": [],
+            "given": ["encrypted or masked bytes"],
+        }
+        facts["protection"] = None
+    return AttackResult(
+        attack=request.label,
+        leakages=measure_leakage(examples, metrics, rng.fork("leakage")),
+        examples=tuple(examples),
+        release=facts,
+        guarantee=None,
+        epsilon_by_adjacency={},
+        seconds=time.monotonic() - start,
+        stopped=stopped,
+    )
+
+
+def _unread(recorded: Recorded, count: int, metrics: Sequence[str]) -> list[Example]:
+    from discreet.metrics.table import METRICS
+
+    texts = [text for split in recorded.splits.values() for text in split.texts][:count]
+    return [Example(text, "", {m: METRICS[m].score("", text) for m in metrics if METRICS[m].pair}) for text in texts]
+
+
+def _facts(recorded: Recorded, seen: GradientRelease, model: TextModel, knows: Knowledge, view: str) -> dict[str, Any]:
+    protect = recorded.settings.protect
+    facts = release_facts(seen, model, "the model of each round", protect, batch_size=seen.batch_size, steps=1)
+    return {**facts, "view": view, "given": attacker_inputs(seen, knows, (), "", False)}
+
+
+def _identify(
+    request: AttackRequest, recorded: Recorded, observed: Sequence[Observed], view: str, start: float
+) -> AttackResult:
+    """Return how often the right one of n candidates is identified in recorded gradients.
+
+    The attacker knows all other rows of a gradient and subtracts them. With TextHide a row does not add its own
+    gradient, so the subtraction leaves more than the candidate.
+    """
+    count = DEFAULT_CANDIDATES if request.candidates is None else whole("candidates", request.candidates, 2)
+    rng, hits, trials, facts = Rng(request.seed), 0, 0, dict[str, Any]()
+    protect = recorded.settings.protect
+    clip = protect.clip_norm if isinstance(protect, DPSGD) else _NO_CLIP
+    attack = replace(OneOfN(), clip_norm=clip)
+    everyone = [(client, row) for client, split in recorded.splits.items() for row in range(len(split))]
+    for number, one in enumerate(observed):
+        truth = recorded.truth(one)
+        if trials >= request.examples:
+            break
+        if not len(truth):
+            continue
+        seen, model = recorded.release(one)
+        source = rng.fork("candidates", number).numpy("one-of-n")
+        target = int(source.integers(len(truth)))
+        rest = [row for row in range(len(truth)) if row != target]
+        left = {name: value.double() * seen.divisor for name, value in seen.gradients.items()}
+        for row in rest:
+            known = contribution(model, truth.take([row]), Flat(clip))
+            left = {name: left[name] - known[name].double() for name in left}
+        texts = set(truth.texts)
+        order = source.permutation(len(everyone)).tolist()
+        others = [everyone[i] for i in order if recorded.splits[everyone[i][0]].texts[everyone[i][1]] not in texts]
+        rows = [recorded.splits[client].take([row]) for client, row in others[: count - 1]]
+        place = int(source.integers(len(rows) + 1))
+        rows.insert(place, truth.take([target]))
+        candidates = Corpus(
+            "candidates",
+            tuple(row.texts[0] for row in rows),
+            labels=tuple(row.labels[0] for row in rows if row.labels) or None,
+            label_names=rows[0].label_names,
+        )
+        alone = GradientRelease({name: value.float() for name, value in left.items()}, batch_size=1)
+        knows = Knowledge(model, defence=protect, extra={"candidates": candidates})
+        guess = attack.run(alone, knows, rng.fork("attack", number))
+        hits, trials = hits + (guess.indices[0] == place), trials + 1
+        facts = facts or _facts(recorded, seen, model, Knowledge(model, defence=protect), view)
+    if not trials:  # nothing to read: a guess among the candidates
+        raise UnsupportedError(
+            f"Expected a gradient that view {view!r} can read, got none: its messages are encrypted or masked. 1-of-n "
+            "can then only guess, which is right once in the number of candidates; choose another view."
+        )
+    low, high = clopper_pearson(hits, trials)
+    facts["given"] = [*facts["given"], f"{count:,} candidate texts with their labels, the private one among them",
+                      "all other rows of the gradient"]  # fmt: skip
+    return AttackResult(
+        attack=request.label,
+        leakages=(Leakage(METRIC, hits / trials, low, high, trials, 1 / count),),
+        examples=(),
+        release=facts,
+        guarantee=None,
+        epsilon_by_adjacency={},
+        seconds=time.monotonic() - start,
+    )

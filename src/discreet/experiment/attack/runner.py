@@ -1,0 +1,60 @@
+"""Attack once: each family of attacks is one entry of a table, and all are run by the same function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from discreet.attacks.base import Family
+from discreet.core.errors import UnsupportedError
+from discreet.experiment.attack import extraction, identification, people
+from discreet.experiment.attack.membership import attack_members
+from discreet.experiment.attack.reconstruction import reconstruct
+from discreet.experiment.attack.request import AttackRequest, AttackResult, Callbacks, Example, Progress
+from discreet.experiment.attack.scene import Scene
+from discreet.metrics.membership import ADVANTAGE, AUC, RATES, tpr_metric
+
+
+@dataclass(frozen=True)
+class Runner:
+    """How the attacks of a family are run: on a scene, or on the trained model in it.
+
+    `metrics` are those that they may report; empty if the request chooses them.
+    """
+
+    run: Callable[[AttackRequest, Scene, Callbacks], AttackResult]
+    metrics: tuple[str, ...] = ()
+    needs_target: bool = False
+
+
+FAMILIES: dict[Family, Runner] = {
+    Family.RECONSTRUCTION: Runner(reconstruct),
+    Family.IDENTIFICATION: Runner(identification.identify, identification.METRICS),
+    Family.MEMBERSHIP: Runner(attack_members, (AUC, *map(tpr_metric, RATES), ADVANTAGE), needs_target=True),
+    Family.EXTRACTION: Runner(extraction.extract, extraction.METRICS, needs_target=True),
+    Family.PEOPLE: Runner(people.attack_people, people.METRICS),
+}
+
+
+def run_attack(
+    request: AttackRequest,
+    scene: Scene,
+    *,
+    watch: Callable[[Example], None] = lambda example: None,
+    should_stop: Callable[[], bool] = lambda: False,
+    progress: Progress = lambda stage, done, total: None,
+) -> AttackResult:
+    """Run an attack on the rows or the trained model of a scene, and score its guesses.
+
+    The same seed attacks the same rows of a scene under every protection, so that results can be compared.
+
+    Guarantee: none for the result, which holds private texts, or says who was in the training data; it states the
+        guarantee of the release.
+    """
+    runner = FAMILIES[request.attack.family]
+    if runner.needs_target and scene.target is None:
+        raise UnsupportedError(
+            f"Expected a trained model and its own training text for {request.label}, got {scene.origin}. Name the "
+            "folder of a finished run, and no other text."
+        )
+    return runner.run(request, scene, Callbacks(watch, should_stop, progress))

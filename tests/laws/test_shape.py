@@ -1,0 +1,67 @@
+"""The shape of the tree: no module imports itself through others, and each step of a verb is written once."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+SOURCE = Path(__file__).parents[2] / "src" / "discreet"
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_of(path): path for path in sorted(SOURCE.rglob("*.py"))}
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    """Yield the modules that run when a module or one of its functions does; imports for type checkers do not."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                yield inner if inner in MODULES else node.module
+        else:
+            yield from imported(node)
+
+
+GRAPH = {
+    name: {one for one in imported(ast.parse(path.read_text(encoding="utf-8"))) if one in MODULES and one != name}
+    for name, path in MODULES.items()
+}
+
+
+def cycle_through(name: str) -> list[str] | None:
+    """Return a way from a module back to itself, or None."""
+    before: dict[str, str] = {}
+    waiting = [name]
+    while waiting:
+        here = waiting.pop()
+        for there in sorted(GRAPH.get(here, ())):
+            if there == name:
+                way = [here]
+                while way[-1] != name:
+                    way.append(before[way[-1]])
+                return [name, *reversed(way[:-1]), name] if len(way) > 1 else [name, here, name]
+            if there not in before:
+                before[there] = here
+                waiting.append(there)
+    return None
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    cycles = [" -> ".join(way) for name in GRAPH if (way := cycle_through(name)) is not None]
+    assert cycles == []
+
+
+def test_a_cycle_is_found() -> None:
+    GRAPH["discreet.a"], GRAPH["discreet.b"] = {"discreet.b"}, {"discreet.a"}
+    try:
+        assert cycle_through("discreet.a") == ["discreet.a", "discreet.b", "discreet.a"]
+    finally:
+        del GRAPH["discreet.a"], GRAPH["discreet.b"]
