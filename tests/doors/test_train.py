@@ -105,15 +105,15 @@ def test_a_run_that_stops_because_of_its_model_costs_as_much_as_its_plan(
 def test_memory_that_private_rows_exhaust_is_survived_and_makes_the_figure_an_estimate(
     here: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    record, failed = PrivateParts.record, []
+    add, failed = PrivateParts.add, []
 
-    def short_of_memory(self: PrivateParts, *rest: object) -> object:
+    def short_of_memory(self: PrivateParts, *rest: object, **options: object) -> object:
         if not failed:
             failed.append(True)
             raise torch.OutOfMemoryError
-        return record(self, *rest)  # type: ignore[arg-type]
+        return add(self, *rest, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(PrivateParts, "record", short_of_memory)
+    monkeypatch.setattr(PrivateParts, "add", short_of_memory)
     said = here.say("train", *SGD, *CLASSES, out=tmp_path / "run")
     stated = said.values["guarantee"]
     assert failed and not stated["certified"] and stated["caveats"] == [Caveat.UNSTEADY_KERNELS]

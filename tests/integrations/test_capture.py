@@ -15,12 +15,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from discreet import DPSGD, DirDPSGD, Rng, make_private
-from discreet.clipping.tape import tensors_in
 from discreet.core.guarantee import Caveat
-from discreet.integrations import separation
-from discreet.integrations.capture import PartGraphs, _constants
-from discreet.integrations.handed import mapped
+from discreet.core.nested import constants_in, mapped, tensors_in
 from discreet.integrations.torch import PrivateTraining
+from discreet.training import independence
+from discreet.training.engine import Engine
 
 ROWS = 24
 NOISE = DPSGD(noise_multiplier=0.5, clip_norm=0.5)
@@ -51,10 +50,15 @@ class Graphs:
 
     def __init__(self, change: float = 0.0) -> None:
         self.captured, self.replayed, self.change = 0, 0, change
+        self.engine: Engine | None = None
 
     def __call__(self, function: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+        written = self.written()
+        before = [tensor.detach().clone() for tensor in written]
         with torch.random.fork_rng():  # capturing computes nothing, and draws nothing
             results = function()
+        for tensor, value in zip(written, before, strict=True):
+            tensor.detach().copy_(value)
         self.captured += 1
 
         def replay() -> None:
@@ -63,6 +67,11 @@ class Graphs:
                 old.copy_(new * (1 + self.change * self.replayed) if new.is_floating_point() else new)
 
         return results, replay
+
+    def written(self) -> list[Tensor]:
+        """Return what graphs write besides their results: their sums."""
+        graphs = self.engine.graphs if self.engine is not None else None
+        return [] if graphs is None else [*graphs.sum.sums.values(), graphs.total, graphs.finite]
 
 
 Take = Callable[[PrivateTraining, Callable[[Any], Tensor]], Callable[[Any, torch.optim.Optimizer], bool]]
@@ -74,8 +83,10 @@ def eagerly(private: PrivateTraining, losses_of: Callable[[Any], Tensor]) -> Any
 
 def captured_by(graphs: Any) -> Take:
     def take(private: PrivateTraining, losses_of: Callable[[Any], Tensor]) -> Any:
-        made = PartGraphs(private.tape, private.protect, losses_of, graphs)
-        return partial(private._take_captured, made, losses_of)
+        if isinstance(graphs, Graphs):
+            graphs.engine = private._engine
+        private._engine.capture(losses_of, graphs)
+        return partial(private._take_captured, losses_of)
 
     return take
 
@@ -129,7 +140,7 @@ def test_units_are_tried_in_the_graph_itself(monkeypatch: pytest.MonkeyPatch) ->
         one, two = ([value.clone() for value in values_of(torch.arange(units))] for _ in range(2))
         return all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
 
-    monkeypatch.setattr(separation, "bitwise_invariant", repeats)
+    monkeypatch.setattr(independence, "bitwise_invariant", repeats)
     assert trained(captured_by(Graphs()), rows(), check=True, max_rows=24)[1] == {Caveat.FIXED_SEED}
     assert Caveat.UNSTEADY_KERNELS in trained(captured_by(Graphs(1e-6)), rows(), check=True, max_rows=24)[1]
     assert Caveat.UNCHECKED_LOSSES in trained(captured_by(Graphs()), rows(), max_rows=24)[1]
@@ -166,5 +177,5 @@ def test_a_batch_keeps_its_form_and_what_is_no_tensor_is_part_of_its_shape() -> 
     assert isinstance(found, UserDict) and isinstance(found["b"], Pair) and isinstance(found["c"], named)
     assert [tensor.tolist() for tensor in tensors_in(found)] == [[2.0, 2.0]] * 4
     assert all(tensor.tolist() == [1.0, 1.0] for tensor in tensors_in(batch))
-    assert [one for one in _constants(batch) if one not in {"a", "b", "c"}] == [3, "x", None]
+    assert [one for one in constants_in(batch) if one not in {"a", "b", "c"}] == [3, "x", None]
     assert copy.copy(batch).data == batch.data

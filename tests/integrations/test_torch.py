@@ -379,7 +379,7 @@ class TestGuarantee:
             next(later)
             private.step(model.losses, optimizer)
             parts.close()  # type: ignore[attr-defined]
-            assert private._gathered == 1, "the part of the later loop is still there"
+            assert private._engine.parts == 1, "the part of the later loop is still there"
             parts = private.batches(dataset, max_rows=8)
             next(parts)
             private.step(model.losses, optimizer)

@@ -137,7 +137,7 @@ def test_a_secret_training_on_fixed_shapes_is_certified(tmp_path: Path, unit: st
     trained.train()
     found = trained.guarantee
     assert found.certified and 7 < found.epsilon <= 8 and found.unit == ("row" if unit is None else "patient")
-    sizes_tried = trained.private._separation._shapes  # type: ignore[union-attr]
+    sizes_tried = trained.private._check._kernels._outcomes  # type: ignore[union-attr]
     assert {size for size, _ in sizes_tried} == {(8, 1) if unit is None else (2, 3)}
     assert None not in sizes_tried.values()
     assert found.epsilon <= trained.state.log_history[-1]["privacy/epsilon"] < 8.5

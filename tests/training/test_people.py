@@ -404,21 +404,21 @@ def test_a_caveat_that_the_last_step_finds_on_its_second_try_reaches_whoever_cou
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     """Memory runs out in the last step, and in the smaller parts units change each other: the spend is repeated."""
-    call, record, steps, failed = PrivateStep.__call__, PrivateParts.record, [], []
+    call, add, steps, failed = PrivateStep.__call__, PrivateParts.add, [], []
 
     def remembered(self: PrivateStep, step: int) -> object:
         steps.append(step)
         return call(self, step)
 
-    def short_of_memory(self: PrivateParts, part: Part) -> object:
+    def short_of_memory(self: PrivateParts, part: Part, number: int, **options: bool) -> object:
         if steps[-1] == 11 and not failed:
             failed.append(part.shape)
             raise torch.OutOfMemoryError
-        return record(self, part)
+        return add(self, part, number, **options)
 
     monkeypatch.setattr(PrivateStep, "__call__", remembered)
-    monkeypatch.setattr(PrivateParts, "record", short_of_memory)
-    monkeypatch.setattr(PrivateParts, "_is_steady", lambda self, shape: not failed)
+    monkeypatch.setattr(PrivateParts, "add", short_of_memory)
+    monkeypatch.setattr(PrivateParts, "_is_independent", lambda self, shape: not failed or None)
     shared = tmp_path / "all.jsonl"
     assert (
         go(toy_csv, tiny_encoder("bert"), tmp_path / "a", "--json", *(["--ledger", str(shared)] if named else [])) == 0

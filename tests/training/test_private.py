@@ -336,18 +336,18 @@ def test_memory_that_runs_out_halves_the_parts_and_spends_nothing_twice(
 ) -> None:
     """The step is redone with the same batch and noise; what was chosen is kept for a resume."""
     settings = TrainSettings(epochs=2, batch_size=20)
-    record, calls = PrivateParts.record, iter(range(10**6))
+    add, calls = PrivateParts.add, iter(range(10**6))
 
-    def short_of_memory(self: PrivateParts, part: Part) -> object:
+    def short_of_memory(self: PrivateParts, part: Part, number: int, **options: bool) -> object:
         if next(calls) == 3:
             raise torch.OutOfMemoryError
-        return record(self, part)
+        return add(self, part, number, **options)
 
     def go(name: str, fails: bool, stop: int | None = None) -> tuple[torch.Tensor, int, object]:
         folder = tmp_path / name
         folder.mkdir(exist_ok=True)
         model, seen = build(corpus, tiny_encoder("bert"), train="all"), iter(range(10**6))
-        monkeypatch.setattr(PrivateParts, "record", short_of_memory if fails else record)
+        monkeypatch.setattr(PrivateParts, "add", short_of_memory if fails else add)
         with Ledger.open(folder / "ledger", unit="person", adjacency="zero-out") as ledger:
             train(
                 model, corpus, settings, seed=0, protect=DPSGD(1.0), ledger=ledger, secret=Rng(9), workspace=folder,
@@ -368,10 +368,10 @@ def test_memory_that_runs_out_halves_the_parts_and_spends_nothing_twice(
 
 
 def test_no_memory_for_one_row_is_said(corpus: Corpus, tiny_encoder: Callable[[str], Path], monkeypatch) -> None:
-    def never(self: PrivateParts, part: Part) -> object:
+    def never(self: PrivateParts, part: Part, number: int, **options: bool) -> object:
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr(PrivateParts, "record", never)
+    monkeypatch.setattr(PrivateParts, "add", never)
     model = build(corpus, tiny_encoder("bert"), train="head")
     with pytest.raises(ModelError, match="memory for the rows of one unit"):
         train(model, corpus, TrainSettings(epochs=1), seed=0, protect=DPSGD(1.0))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from discreet.data.shapes import Shapes
-from discreet.training.parts import without_zeros
+from discreet.training.independence import without_zeros
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

@@ -42,6 +42,7 @@ from discreet.protections.local.layer import LDPLayer
 from discreet.protections.local.projection import whole_space
 from discreet.protections.local.protection import LocalPrivacy
 from discreet.protections.local.release import LocalLayer
+from discreet.protections.private_sum import PrivateSum, release_once
 from discreet.protections.words.swap import SanText, SanTextPlus, WordSwap
 from discreet.protections.words.table import WordTable
 
@@ -79,14 +80,13 @@ class Layers(nn.Module):
 
 def step_sums(protect: GradientProtection, rows: Tensor, units: Tensor | None, rng: Rng) -> dict[str, Tensor]:
     """Return the protected sums of one step over a batch, before noise, by the code that training uses."""
-    tape, sums = Tape(Layers(STEP_LAYERS, rows.shape[1])), {}  # type: ignore[var-annotated]
-    if not len(rows):
-        protect.gather(tape.empty(), sums, rng)
-        return sums
-    with tape:
-        losses = tape.model(rows)
-    protect.gather(tape.backward(losses, units), sums, rng)
-    return sums
+    tape = Tape(Layers(STEP_LAYERS, rows.shape[1]))
+    total = PrivateSum(protect, tape)
+    if len(rows):
+        with tape:
+            losses = tape.model(rows)
+        total.add(tape.backward(losses, units), rng)
+    return total.complete(rng)
 
 
 def dp_sgd_subject(
@@ -118,7 +118,7 @@ def dp_sgd_subject(
     along = along / along.norm().clamp_min(1e-30)
 
     def released(sums: Mapping[str, Tensor], divisors: Tensor, rng: Rng) -> Tensor:
-        noisy = protect.release(dict(sums), rng)
+        noisy = release_once(protect, sums, rng)
         return torch.cat([value.flatten(1) for value in noisy.values()], dim=1) / divisors[:, None]
 
     def draw(present: bool, count: int, rng: Rng) -> Floats:

@@ -21,6 +21,7 @@ from discreet.core.randomness import Rng
 from discreet.data.samplers import Sampler
 from discreet.protections.base import Conditions
 from discreet.protections.dp_sgd import DPSGD
+from discreet.protections.private_sum import noise_of
 
 _EPOCH = 8  # batches in an epoch
 _UNITS = 80_000  # of the claim: as many as a test draws, about
@@ -59,7 +60,7 @@ def steps_subject(
     def draw(present: bool, count: int, rng: Rng) -> npt.NDArray[np.float64]:
         padded = -(-count // _EPOCH) * _EPOCH
         sampler = protect.sampler_for(padded // _EPOCH, padded)
-        release, source = protect.releaser(rng.fork("noise")), rng.fork("sampler")
+        release, source = noise_of(protect, rng.fork("noise")), rng.fork("sampler")
         evidence = evidence_for(padded, protect.noise, sampler, protect.correlated)
         total, known = torch.zeros(padded, dtype=torch.float64), torch.zeros(padded, dtype=torch.float64)
         for step in range(steps):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import fields, is_dataclass
 from types import TracebackType
 from typing import Any, Self
 
@@ -23,6 +21,7 @@ from discreet.clipping.positions import Replacement, replacements
 from discreet.clipping.record import Call, Collector, Record
 from discreet.clipping.slots import Units
 from discreet.core.errors import UnsupportedError
+from discreet.core.nested import tensors_in
 
 
 class Tape:
@@ -244,21 +243,6 @@ def _sized(module: nn.Module, tape: Tape) -> Forward:
         return own(*args, **kwargs)
 
     return forward
-
-
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors in nested mappings, lists, tuples and dataclasses."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from tensors_in(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from tensors_in(item)
-    elif is_dataclass(value) and not isinstance(value, type):
-        for field in fields(value):
-            yield from tensors_in(getattr(value, field.name))
 
 
 def _check_losses(losses: Tensor, size: int | None) -> None:

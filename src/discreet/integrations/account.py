@@ -20,12 +20,12 @@ from discreet.core.errors import LedgerError, ModelError, UnsupportedError, inva
 from discreet.core.files import write_atomic
 from discreet.core.guarantee import CHOICE, Caveat, Guarantee
 from discreet.core.randomness import Rng, digest
-from discreet.integrations.processes import Processes
 from discreet.integrations.rows import Dataset, people_of
-from discreet.integrations.watch import persistent_buffers
 from discreet.training.account import SUMS, Account, check_ledger, public_facts
+from discreet.training.changes import persistent_buffers
 from discreet.training.people import Entry, Marks, attach, detach, place_of
 from discreet.training.plan import TrainingPlan
+from discreet.training.processes import Processes
 
 _FORMAT = 1  # of a state
 _KEY_BYTES = 32  # of a secret

@@ -1,9 +1,10 @@
-"""The rows that a private training draws from: whose they are, and the parts in which a batch is read."""
+"""The rows that a private training draws from: whose they are, the parts in which a batch is read, and whether a loop
+changed a part that it was handed."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,10 +14,14 @@ import torch
 from torch import Tensor
 
 from discreet.core.errors import DataError, UnsupportedError
+from discreet.core.nested import mapped
 from discreet.core.randomness import digest
 from discreet.data.shapes import Part, Shapes
 from discreet.data.units import Grouped
+from discreet.training.changes import Known, checksum
 from discreet.training.people import Marks, People
+
+_SMALL = 1 << 16  # numbers; copying so many takes less time than two sums
 
 
 class Dataset(Protocol):
@@ -77,6 +82,62 @@ class Rows:
         first = np.where(rows[:, 0] < 0, spare, rows[:, 0])
         filled = np.where(rows < 0, first[:, None], rows).reshape(-1)
         return self.collate([self.dataset[int(row)] for row in filled])
+
+
+class Handed:
+    """A collated part, and a copy of its lists and mappings with the same tensors, made when it was handed out.
+
+    A loss function that was checked is certified for parts as the collate function made them. A loop that writes into
+    a part first, such as a mean over its rows that is taken off, has mixed its rows where nobody looked.
+
+    Guarantee: none; it reads private rows, and says only whether a part was changed.
+    """
+
+    def __init__(self, batch: Any) -> None:
+        """Note the part as it is now."""
+        self.given = batch
+        try:
+            self.kept = mapped(batch, lambda value: value.copy() if isinstance(value, np.ndarray) else value)
+        except Exception:  # a collection that cannot be made from its items
+            self.kept = batch
+        self._known = [(Known.of(tensor), _bits(tensor.detach()).clone()) for tensor in _tensors(self.kept)]
+
+    @property
+    def is_same(self) -> bool:
+        """Whether the tensors of the copy are those of the collate function, with the same values."""
+        tensors = list(_tensors(self.kept))
+        return len(tensors) == len(self._known) and all(
+            known.is_same(tensor) and torch.equal(_bits(tensor.detach()), bits)
+            for tensor, (known, bits) in zip(tensors, self._known, strict=True)
+        )
+
+    @property
+    def is_rearranged(self) -> bool:
+        """Whether the loop has put other tensors into the part, which the copy does not have."""
+        return [id(one) for one in _tensors(self.given)] != [id(known.tensor) for known, _ in self._known]
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """Return a small tensor's bits, not copied, or a checksum of a large one's."""
+    if tensor.layout != torch.strided or tensor.is_quantized or not 0 < tensor.numel() <= _SMALL:
+        return checksum(tensor)
+    return tensor.contiguous().view(-1).view(torch.uint8)
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors of a part, also those in attributes of an object."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)
+    elif hasattr(value, "__dict__") and not callable(value):
+        for item in vars(value).values():
+            if isinstance(item, Tensor | Mapping | list | tuple):
+                yield from _tensors(item)
 
 
 def unit_numbers(dataset: Dataset, unit_of: Sequence[Any] | str | None) -> npt.NDArray[np.int64]:

@@ -23,13 +23,12 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import default_collate
@@ -48,15 +47,14 @@ from discreet.core.guarantee import Caveat, Guarantee
 from discreet.core.randomness import Rng, digest
 from discreet.data.shapes import Part
 from discreet.integrations.account import LoopAccount
-from discreet.integrations.capture import PartGraphs, side_stream
-from discreet.integrations.handed import Handed
-from discreet.integrations.processes import Processes
-from discreet.integrations.recording import Recording
-from discreet.integrations.rows import Dataset, Rows
-from discreet.integrations.separation import Modes, Separation, Shape
-from discreet.integrations.watch import Watch
+from discreet.integrations.rows import Dataset, Handed, Rows
 from discreet.protections.base import GradientProtection, Protection
+from discreet.training.changes import ChangeWatch
+from discreet.training.engine import Engine
+from discreet.training.independence import IndependenceCheck
 from discreet.training.plan import TrainingPlan
+from discreet.training.processes import Processes
+from discreet.training.recording import Modes, Recording, Shape
 
 Losses = Callable[[Any], Tensor]  # of a collated part, one for each row
 
@@ -158,24 +156,22 @@ class PrivateTraining:
         """Open the ledger and the secret; `make_private` says what they are."""
         assert isinstance(plan.protect, GradientProtection) and plan.delta is not None
         self.model, self.tape, self.plan, self.protect, self.delta = model, tape, plan, plan.protect, plan.delta
-        self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self.protect.check_parameters({name: p.numel() for name, p in self.parameters.items()})
+        self._processes = Processes()
+        self._engine = Engine(tape, self.protect, plan.sampler.expected_size(plan.units), self._processes)
+        self.parameters = self._engine.parameters
         self.position = 0  # steps that were released
         self.out_of_budget = False
-        self._processes = Processes()
         self._account = LoopAccount(plan, self._processes, ledger, secret, self._identity())
         self._max_rows: int | None = None  # of a part
-        self._separation: Separation | None = None
+        self._check: IndependenceCheck | None = None
         self._recording: Recording | None = None
         self._open: _Open | None = None
         self._begun = False  # whether the step at `position` is counted
-        self._gathered = 0  # parts of that step
-        self._sums: dict[str, Tensor] = {}
         self._optimizer: torch.optim.Optimizer | None = None
         self._broken: str | None = None  # the error in a part of the step at `position`
         self._turn = 0  # how often a step was begun
         self._closed = False
-        self._watch = Watch(model, self.parameters, self._meet)
+        self._watch = ChangeWatch(model, self.parameters, self._meet)
         self._processes.start_equal([*model.parameters(), *model.buffers()])
 
     # The loop
@@ -218,7 +214,7 @@ class PrivateTraining:
             if not isinstance(losses, Tensor) and callable(losses):
                 checked = self._is_as_collated(opened) and checked
                 losses = losses(opened.handed.kept)
-            self._take_part(losses, opened.part, opened.number, checked)
+            self._take(losses, opened.number, opened.part, checked=checked)
             return self._end_part(opened, optimizer)
 
     def capture(self, losses_of: Losses) -> Callable[[Any, torch.optim.Optimizer], bool]:
@@ -234,10 +230,8 @@ class PrivateTraining:
         is fixed when the graph is captured. With `check`, which must be given the same function, units are tried again
         in the graph, bit for bit.
         """
-        graphs = None
-        if self._device.type == "cuda" and not self.protect.draws_to_gather:
-            graphs = PartGraphs(self.tape, self.protect, losses_of)
-        return partial(self._take_captured, graphs, losses_of)
+        self._engine.capture(losses_of)
+        return partial(self._take_captured, losses_of)
 
     def check(
         self,
@@ -260,7 +254,7 @@ class PrivateTraining:
         """
         self._check_open()
         chosen = [rows[index] for index in range(len(rows))]
-        self._separation = Separation(self.tape, losses_of, chosen, collate or default_collate)
+        self._check = IndependenceCheck(self.tape, losses_of, chosen, collate or default_collate)
 
     # With batches of the caller
 
@@ -287,7 +281,7 @@ class PrivateTraining:
         if not self._begun:
             self._begin()
         with self._taking():
-            self._record(self._gathered * self._processes.size + self._processes.rank)
+            self._record(self._next_number)
             yield
             self._stop_recording()
 
@@ -305,9 +299,8 @@ class PrivateTraining:
         self._check_whole()
         if self._recording is None or self._open is not None:
             raise UnsupportedError("Expected a forward pass inside `with private.record():` before accumulate.")
-        number = self._gathered * self._processes.size + self._processes.rank
         with self._taking():
-            self._take(values, units, number, checked=self._is_checked(losses))
+            self._take(values, self._next_number, owners=units, checked=self._is_checked(losses))
 
     def release(self, optimizer: torch.optim.Optimizer) -> None:
         """Add the noise to what was accumulated since the last release, and step the optimizer."""
@@ -371,7 +364,7 @@ class PrivateTraining:
                 checked = self._is_checked(losses_of, rows.collate)
                 for number, part in self._own_parts(rows):
                     batch = self._open_part(rows, number, part)
-                    self._take_part(losses_of(batch), part, number, checked)
+                    self._take(losses_of(batch), number, part, checked=checked)
                 self._set_gradients()
             finally:
                 self._abandon()
@@ -482,46 +475,31 @@ class PrivateTraining:
             self._finish(optimizer)
         return opened.last
 
-    def _take_captured(
-        self,
-        graphs: PartGraphs | None,
-        losses_of: Losses,
-        batch: Any,
-        optimizer: torch.optim.Optimizer,
-    ) -> bool:
+    def _take_captured(self, losses_of: Losses, batch: Any, optimizer: torch.optim.Optimizer) -> bool:
         opened = self._close_part(optimizer)
         with self._taking():
-            return self._take_by_graph(graphs, losses_of, batch, opened, optimizer)
-
-    def _take_by_graph(
-        self,
-        graphs: PartGraphs | None,
-        losses_of: Losses,
-        batch: Any,
-        opened: _Open,
-        optimizer: torch.optim.Optimizer,
-    ) -> bool:
-        checked = self._is_checked(losses_of, opened.collate) and batch is opened.handed.given
-        if batch is opened.handed.given:
-            checked, batch = self._is_as_collated(opened) and checked, opened.handed.kept
-        captured, recording = None, self._recording
-        if graphs is not None and recording is not None:
-            weights = torch.from_numpy((opened.part.rows >= 0).astype(np.float32))
-            captured = graphs.take(recording, batch, opened.part, weights, self._separation)
-        if captured is None:
-            with side_stream(self._device) if graphs is not None else nullcontext():
-                self._take_part(losses_of(batch), opened.part, opened.number, checked)
+            checked = self._is_checked(losses_of, opened.collate) and batch is opened.handed.given
+            if batch is opened.handed.given:
+                checked, batch = self._is_as_collated(opened) and checked, opened.handed.kept
+            if not self._take_by_graph(batch, opened, checked):
+                with self._engine.stream():
+                    self._take(losses_of(batch), opened.number, opened.part, checked=checked)
             return self._end_part(opened, optimizer)
-        assert recording is not None
+
+    def _take_by_graph(self, batch: Any, opened: _Open, checked: bool) -> bool:
+        """Add a part by a graph, where its shape repeats; return whether."""
+        graphs, recording, plain = self._engine.graphs, self._recording, self._plain_attention
+        if graphs is None or recording is None or not graphs.is_repeated(batch, opened.part, plain):
+            return False
+        recording.pause()
+        captured = self._engine.replay(batch, opened.part, plain, self._check)
+        if captured is None or not self._engine.merge():
+            recording.start()
+            return False
         self._recording = None
         recording.close()
-        self._judge(opened.part, captured.shape, captured.modes, checked, captured.apart)
-        if self._sums:
-            torch._foreach_add_([self._sums[name] for name in captured.sums], list(captured.sums.values()))
-        else:  # the next part of the batch overwrites the sums of a graph
-            self._sums = {name: one if opened.last else one.clone() for name, one in captured.sums.items()}
-        self._gathered += 1
-        return self._end_part(opened, optimizer)
+        self._judge(opened.part, captured.shape, captured.modes, checked, captured.independent)
+        return True
 
     def _generate(self, rows: Rows) -> Iterator[Any]:
         turn = -1
@@ -569,8 +547,8 @@ class PrivateTraining:
 
     def _prepare(self, rows: Rows) -> None:
         """Choose the kernels for parts of all sizes that can occur, before a batch is drawn."""
-        if self._separation is not None:
-            self._separation.prepare(rows.sizes)
+        if self._check is not None:
+            self._check.prepare(rows.sizes)
 
     @contextmanager
     def _taking(self) -> Iterator[None]:
@@ -598,7 +576,7 @@ class PrivateTraining:
 
     def _is_checked(self, losses_of: Any, collate: Callable[[list[Any]], Any] | None = None) -> bool:
         """Return whether losses come from the functions that were checked; own batches have no collate function."""
-        tried = self._separation
+        tried = self._check
         if tried is None or isinstance(losses_of, Tensor) or losses_of != tried.losses_of:
             return False
         return collate is None or collate == tried.collate
@@ -620,7 +598,7 @@ class PrivateTraining:
 
     def _look(self, values: bool = True) -> None:
         """Record a caveat if anything but a private step changed the model."""
-        writes = self._separation is not None and self._separation.writes
+        writes = self._check is not None and self._check.writes
         if not self._closed and (self._watch.compare(values) or writes):
             self._account.caveats.add(Caveat.UNPROTECTED_STATE)
 
@@ -644,43 +622,41 @@ class PrivateTraining:
         self._account.spend(self.position)
         self._watch.start()
         self._turn += 1
-        self._begun, self._sums, self._gathered = True, {}, 0
+        self._begun = True
+        self._engine.begin(self._source, self.position, self._account.runs[-1][0])
 
     def _record(self, number: int, batch: Callable[[], Any] = lambda: None) -> Any:
         """Start to record, and return the batch, made with random numbers from the secret."""
-        plain = self._separation is not None and self._separation.plain_attention
         source = self._source.fork("dropout", self.position, number)
-        self._recording = Recording(self.tape, source, batch, plain)
+        self._recording = Recording(self.tape, source, batch, self._plain_attention)
         return self._recording.batch
+
+    @property
+    def _plain_attention(self) -> bool:
+        return self._check is not None and self._check.plain_attention
+
+    @property
+    def _next_number(self) -> int:
+        """The number in the batch of the next part that this process takes."""
+        return self._engine.parts * self._processes.size + self._processes.rank
 
     def _stop_recording(self) -> None:
         assert self._recording is not None
         self._recording.stop()
 
-    def _take_part(self, losses: Tensor, part: Part, number: int, checked: bool) -> None:
-        weights = torch.from_numpy((part.rows >= 0).astype(np.float32))
-        owners = torch.arange(part.units).repeat_interleave(part.rows_each) if part.rows_each > 1 else None
-        self._take(losses, owners, number, part, weights, checked)
-
     def _take(
         self,
         losses: Tensor,
-        owners: Tensor | None,
         number: int,
         part: Part | None = None,
-        weights: Tensor | None = None,
+        owners: Tensor | None = None,
         checked: bool = False,
     ) -> None:
-        """Run the backward pass of a part and add the contributions of its units to the sums."""
+        """Let the engine add a part from the losses of the recorded forward pass."""
         assert self._recording is not None
         recording, self._recording = self._recording, None
-        record = recording.backward(losses, owners, weights)
-        if part is not None:
-            record.padding = part.units - part.real
-        empty = part is not None and part.real == 0
-        source = self._source.fork("directions", self.position, number)
-        self.protect.gather(self.tape.empty() if empty else record, self._sums, source)
-        self._gathered += 1
+        with recording.ended(losses, None if part is None else len(part.rows)) as given:
+            self._engine.add(given, number, part, owners)
         if part is not None:
             self._judge(part, recording.shape, recording.modes, checked)
         elif not checked:
@@ -689,28 +665,19 @@ class PrivateTraining:
     def _finish(self, optimizer: torch.optim.Optimizer) -> None:
         """Release the sums of the step and step the optimizer."""
         self._set_gradients()
-        self._watch.step(optimizer, self._given_gradients(), self._compares_values(self.position))
+        with self._watch.stepping(self._given_gradients(), self._compares_values(self.position)):
+            self._engine.move(optimizer)
         for parameter in self.parameters.values():
             parameter.grad = None
 
     def _set_gradients(self) -> None:
         """Release the sums of the step, divided by the expected size of a batch, into `.grad`."""
-        if not self._gathered:
-            self.protect.gather(self.tape.empty(), self._sums, self._source.fork("directions", self.position))
+        sums = self._engine.sums()
         self._look(self._compares_values(self.position))
         self._account.state_caveats()
-        with torch.no_grad():
-            released = {name: self._sums[name] for name in self.parameters}  # noise is drawn in this order
-            self._processes.sum_to_first(released)
-            if self._processes.is_first:
-                released = self.protect.releaser(self._source)(released, self.position)
-            released = self._processes.share(released)
-            divisor = self.plan.sampler.expected_size(self.plan.units)
-            means = torch._foreach_div([released[name] for name in self.parameters], divisor)
-            for parameter, mean in zip(self.parameters.values(), means, strict=True):
-                parameter.grad = mean.to(parameter.dtype)
+        self._engine.set_gradients(self._engine.released({name: sums[name] for name in self.parameters}))
         self.position += 1
-        self._begun, self._sums, self._gathered = False, {}, 0
+        self._begun = False
 
     def _given_gradients(self) -> dict[nn.Parameter, Tensor]:
         return {p: p.grad for p in self.parameters.values() if p.grad is not None}
@@ -719,14 +686,14 @@ class PrivateTraining:
         """Return whether the weights after so many steps are compared by their values: at 0, 1, 2, 4, … and the end."""
         return position & (position - 1) == 0 or position == self.steps
 
-    def _judge(self, part: Part, shape: Shape, modes: set[Modes], checked: bool, apart: bool = True) -> None:
+    def _judge(self, part: Part, shape: Shape, modes: set[Modes], checked: bool, independent: bool = True) -> None:
         """Record a caveat where units of this part, given in this shape, may have changed each other."""
         if not checked:
             self._account.caveats.add(Caveat.UNCHECKED_LOSSES)
-        if self._separation is None:
+        if self._check is None:
             return
-        if not (apart and self._separation.units_apart((part.units, part.rows_each), shape, modes)):
-            writes = self._separation.writes  # then what a unit changes is kept, whatever the kernels do
+        if not (independent and self._check.is_independent((part.units, part.rows_each), shape, modes)):
+            writes = self._check.writes  # then what a unit changes is kept, whatever the kernels do
             self._account.caveats.add(Caveat.UNPROTECTED_STATE if writes else Caveat.UNSTEADY_KERNELS)
 
     def _abandon(self) -> None:
@@ -735,7 +702,8 @@ class PrivateTraining:
             self._recording.close()
             self._recording = None
         self._open = None
-        self._begun, self._sums, self._gathered = False, {}, 0
+        self._begun = False
+        self._engine.abandon()
 
     def _rows_of_a_part(self, max_rows: int | None) -> int:
         """Return the most rows of a part: as given, as before a resume, or by the memory; never by private rows."""
@@ -748,7 +716,7 @@ class PrivateTraining:
             return whole("max_rows", max_rows)
         expected = self.plan.sampler.expected_size(self.plan.units)
         spread = math.sqrt(expected * (1 - expected / self.plan.units))  # of the size of a Poisson batch
-        fit = None if self._separation is None else self._separation.rows_that_fit()
+        fit = None if self._check is None else self._check.rows_that_fit()
         return _default_rows(self._device.type, expected, spread, fit)
 
     @property

@@ -187,10 +187,14 @@ class NormalSource:
     def device_key(self, device: torch.device, std: float = 1.0) -> Tensor:
         """Return the key and the standard deviation in the format of the kernel, on the device."""
         if (device, std) not in self._device_keys:
-            assert self._key is not None
-            seed, nonce = np.frombuffer(hashlib.sha256(self._key + b"device").digest()[:16], dtype=np.int64).tolist()
-            self._device_keys[device, std] = key_words(seed, nonce, std, grid_shift(std)).to(device)
+            self._device_keys[device, std] = self.kernel_key(std).to(device)
         return self._device_keys[device, std]
+
+    def kernel_key(self, std: float) -> Tensor:
+        """Return the key and the standard deviation in the format of the kernel."""
+        assert self._key is not None
+        seed, nonce = np.frombuffer(hashlib.sha256(self._key + b"device").digest()[:16], dtype=np.int64).tolist()
+        return key_words(seed, nonce, std, grid_shift(std))
 
     def _add_on_cpu(self, values: Tensor, std: float, number: int) -> Tensor:
         dtype = values.dtype if values.dtype in (torch.float32, torch.float64) else torch.float32
@@ -226,6 +230,31 @@ class NormalSource:
         assert self._key is not None
         digest = hashlib.sha256(self._key + b"%d %d" % (number, block)).digest()
         np.random.Generator(np.random.SFC64(_State(digest))).standard_normal(out=out)  # type: ignore[arg-type]
+
+
+class RepeatedNormals:
+    """The noise of `add_normals` for tensors on a GPU, drawn again by a captured graph with a key that `use` sets.
+
+    Values must be finite: that is checked before the graph is replayed.
+    """
+
+    def __init__(self, std: float, device: torch.device) -> None:
+        """Take the standard deviation; `use` sets the first key."""
+        self.std = std
+        self.key = key_words(0, 0, std, grid_shift(std)).to(device)
+
+    @staticmethod
+    def fits(values: Tensor) -> bool:
+        """Return whether the kernel can add noise to this tensor."""
+        return kernel_usable(values)
+
+    def use(self, rng: Rng) -> None:
+        """Take a new key: the noise is then that of `add_normals` with this source."""
+        self.key.copy_(NormalSource(rng).kernel_key(self.std))
+
+    def add(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the tensors plus noise."""
+        return {name: kernel_add(value, self.key, number) for number, (name, value) in enumerate(values.items())}
 
 
 class _State(ISeedSequence):

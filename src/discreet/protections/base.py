@@ -313,6 +313,11 @@ class GradientProtection(Protection):
         """
         return lambda sums, step: self.release(sums, source.fork("noise", step))
 
+    @property
+    def step_noise(self) -> float | None:
+        """Standard deviation of the independent normal noise of a step, if that is all that `release` adds."""
+        return None
+
     def sampler_for(self, size: int, units: int, rows: int | None = None) -> Sampler:
         """Return the sampler that the accounting assumes: Poisson for sums, a fixed size for visible vectors."""
         from discreet.data.samplers import FixedSize, Poisson

@@ -361,6 +361,11 @@ class DPSGD(GradientProtection):
         """Return the sums with noise added; each parameter has its own stream of noise."""
         return add_normals(sums, self.noise * self.clip.sensitivity, rng)
 
+    @property
+    def step_noise(self) -> float | None:
+        """Standard deviation of the noise of a step; None with correlated noise, or without any."""
+        return None if self.correlated is not None or self.noise == 0 else self.noise * self.clip.sensitivity
+
     def releaser(self, source: Rng) -> Release:
         """Return the function that adds the noise of a step, which correlated noise computes from earlier ones."""
         if self.correlated is None or self.noise == 0:

@@ -20,6 +20,7 @@ from discreet.data.corpus import Corpus
 from discreet.models.base import TextModel
 from discreet.models.classifier import classifier_of
 from discreet.protections.base import GradientProtection, Live, Once, RepresentationProtection, check_protection
+from discreet.protections.private_sum import PrivateSum, release_once
 from discreet.releases.hidden import check_public, check_units, hidden_batch, hidden_losses
 
 ENCODER_OPEN = "the gradient of the encoder reveals its input, however its output is protected"
@@ -64,7 +65,7 @@ def protected_release(
     check_protection(protect, "gradient")
     rng = release_rng(rng, model, batch, protect)
     sums, lengths = _gradient_sums(model, batch, protect, rng.fork("directions"))
-    noisy = protect.release(sums, rng.fork("noise"))
+    noisy = release_once(protect, sums, rng.fork("noise"))
     units = float(batch.unit_count)
     return GradientRelease(
         gradients={name: value / units for name, value in noisy.items()},
@@ -183,5 +184,7 @@ def _gradient_sums(
     if protect is None:
         record.weighted_sum(torch.ones(len(record), device=model.device), into=sums)
     else:
-        protect.gather(record, sums, rng)
+        total = PrivateSum(protect, tape)
+        total.add(record, rng)
+        sums = total.sums
     return sums, tuple(tokens.lengths.tolist())

@@ -28,6 +28,7 @@ from discreet.models.model_settings import ModelSettings
 from discreet.protections.base import GradientProtection, Protection
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
+from discreet.protections.private_sum import move, noise_of
 from discreet.training.plan import TrainingPlan
 from discreet.training.settings import TrainSettings
 
@@ -108,7 +109,7 @@ class _Together:
         self.optimizer = self._optimizer()
         self.units = [Grouped.of(unit_numbers(job.corpus)) for job in jobs]
         self.releasers = [
-            protect.releaser(job.secret)
+            noise_of(protect, job.secret)
             for job in jobs
             if isinstance(protect := job.plan.protect, GradientProtection) and job.secret is not None
         ]
@@ -137,7 +138,7 @@ class _Together:
             self.weight.grad, self.bias.grad = self._directional(step, protect)
         else:
             self.weight.grad, self.bias.grad = self._plain(step)
-        self.optimizer.step()
+        move(self.optimizer)
 
     def _plain(self, step: int) -> tuple[Tensor, Tensor]:
         """Return the mean gradients of one batch of each head, each clipped to the settings' norm."""

@@ -1,9 +1,9 @@
-"""One step of private training: sample units, record the cost, sum protected gradients, release the sum, update."""
+"""One step of private training on a corpus: sample units, count the cost, and let the engine take the step."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,8 +26,9 @@ from discreet.data.sources import EACH_ROW
 from discreet.data.units import Grouped, unit_numbers
 from discreet.models.base import HEAD_NAMES, TextModel
 from discreet.models.encode import encode
-from discreet.protections.base import GradientProtection, Release
+from discreet.protections.base import GradientProtection
 from discreet.training.account import Account, of_gradients
+from discreet.training.engine import Engine
 from discreet.training.parts import PrivateParts
 from discreet.training.plan import TrainingPlan
 from discreet.training.steps import Parts, Step, StepCanaries, Taken
@@ -59,13 +60,12 @@ class PrivateStep(Step):
 
     def __post_init__(self) -> None:
         """Find the layers to clip; a model with unsupported layers is rejected."""
-        self.tape = Tape(self.model)
-        self.parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-        expected = max(1, math.ceil(self.plan.sampler.expected_size(self.count)))
+        size = self.plan.sampler.expected_size(self.count)
+        self.engine = Engine(Tape(self.model), self.protect, size)
         most_rows = 1 if self.plan.unit == EACH_ROW else self.plan.max_per_unit
         precision = self.plan.settings.precision
-        self.parts = PrivateParts.of(self.model, self.tape, self.rows, precision, expected, most_rows)
-        self._releaser: tuple[str, Release] | None = None
+        expected = max(1, math.ceil(size))
+        self.parts = PrivateParts.of(self.model, self.engine, self.rows, precision, expected, most_rows)
 
     @classmethod
     def of(cls, parts: Parts, ledger: Ledger, secret: Rng) -> PrivateStep:
@@ -80,8 +80,12 @@ class PrivateStep(Step):
             step.zeroed = np.zeros(len(units), dtype=bool)
             step.zeroed[unit_numbers(parts.corpus)[list(parts.canaries.zeroed)]] = True
         step.check_independent()
-        plan.protect.check_parameters({name: p.numel() for name, p in step.parameters.items()})
         return step
+
+    @property
+    def parameters(self) -> dict[str, torch.nn.Parameter]:
+        """The parameters that are trained, by name."""
+        return self.engine.parameters
 
     def check_independent(self) -> None:
         """Reject a model that mixes the rows of a batch, by a test on synthetic rows."""
@@ -92,7 +96,7 @@ class PrivateStep(Step):
             at = chosen.to(batch.targets.device)
             return self.model.losses({name: value[at] for name, value in batch.inputs.items()}, batch.targets[at])
 
-        check_independent(self.tape, losses_of, rows=_TEST_ROWS)
+        check_independent(self.engine.tape, losses_of, rows=_TEST_ROWS)
 
     @property
     def per_epoch(self) -> int:
@@ -159,34 +163,27 @@ class PrivateStep(Step):
         gathered = None
         while gathered is None:
             with suppress(torch.OutOfMemoryError):
-                self.parts_of(units)  # tests new shapes, whose results belong to the terms of the spend
+                parts = self.parts_of(units)  # tests new shapes, whose results belong to the terms of the spend
                 self._note_kernels()
                 # The name is a hash of everything that determines the batch and the noise. Another secret, corpus or
                 # setting is another spend; the same step in smaller parts, after memory ran out, is not.
                 self.account.spend(self.plan.step_cost(step))
-                gathered = self.gather(units, step)
+                gathered = self.gather(parts, step)
             if gathered is None:
                 self.parts.shrink()
-        sums, loss, count = gathered
-        if self.canaries is not None:
-            self.canaries.plant(sums, step, self.source.fork("canaries"))
-        released = self.released(sums, step)
-        if self.canaries is not None:
-            self.canaries.read(released, sums)
-            rows = len(self.units.of_units(units)[0]), count
-            self.canaries.watch(Taken(step, drawn, len(self.units), rows, partial(self.measure, units, step)))
-        divisor = self.plan.sampler.expected_size(self.count)
-        means = torch._foreach_div([released[name] for name in self.parameters], divisor)
-        for parameter, mean in zip(self.parameters.values(), means, strict=True):
-            parameter.grad = mean.to(parameter.dtype)
-        self.optimizer.step()
+        loss, count = gathered
+        if self.canaries is None:
+            self.engine.finish(self.optimizer)
+            return loss, count
+        sums = self.engine.sums()
+        self.canaries.plant(sums, step, self.source.fork("canaries"))
+        released = self.engine.released(sums)
+        self.canaries.read(released, sums)
+        rows = len(self.units.of_units(units)[0]), count
+        self.canaries.watch(Taken(step, drawn, len(self.units), rows, partial(self.measure, units, step)))
+        self.engine.set_gradients(released)
+        self.engine.move(self.optimizer)
         return loss, count
-
-    def released(self, sums: dict[str, Tensor], step: int) -> dict[str, Tensor]:
-        """Return the protected sums of a step; noise may depend on that of earlier steps of the same run."""
-        if self._releaser is None or self._releaser[0] != self.account.run:
-            self._releaser = self.account.run, self.protect.releaser(self.source)
-        return self._releaser[1](sums, step)
 
     def head_step(self) -> PrivateStep:
         """Return the step that trains the head alone, on the outputs of the encoder, which is not trained yet."""
@@ -199,20 +196,28 @@ class PrivateStep(Step):
                 parameter.grad = None
         return self.first
 
-    def gather(self, units: Rows, step: int) -> tuple[dict[str, Tensor], Tensor | None, int]:
-        """Return the protected sum over the sampled units before its release, the mean loss and the number of rows."""
-        sums: dict[str, Tensor] = {}
-        total, count = torch.zeros((), device=self.model.device), 0
-        parts = self.parts_of(units)
+    def gather(self, parts: Sequence[Part], step: int) -> tuple[Tensor | None, int]:
+        """Add the parts of a batch to the sums of a step; return their mean loss and their number of rows.
+
+        A unit whose gradient is not finite adds nothing, which only an eager part can do: then all parts are eager.
+        """
+        total = self._add(parts, step, eager=False)
+        if not self.engine.is_finite:
+            total = self._add(parts, step, eager=True)
+        count = sum(int((part.rows >= 0).sum()) for part in parts)
+        return (total / count if count else None), count
+
+    def _add(self, parts: Sequence[Part], step: int, *, eager: bool) -> Tensor:
+        """Begin a step and add all of its parts; return the sum of their losses."""
+        self.engine.begin(self.source, step, self.account.run)
+        total = torch.zeros((), device=self.model.device)
         self.source.fork("dropout", step).seed_torch(self.model.device)
         for number, part in enumerate(parts):
-            record, losses = self.parts.record(part)
-            self.protect.gather(record, sums, self.source.fork("directions", step, number))
-            total += losses.sum()
-            count += int((part.rows >= 0).sum())
-        if not count:
-            self.protect.gather(self.tape.empty(), sums, self.source.fork("directions", step))
-        return sums, (total / count if count else None), count
+            losses = self.parts.add(part, number, eager=eager)
+            if losses is not None:
+                total += losses.sum()
+        graphs = self.engine.graphs
+        return total if graphs is None else total + graphs.total
 
     def measure(self, units: Rows, step: int, scales: tuple[float, ...]) -> tuple[list[dict[str, Tensor]], int]:
         """Return the protected sums of the fullest part of a batch, with the loss of one unit times each of `scales`.
@@ -232,13 +237,13 @@ class PrivateStep(Step):
                 self.source.fork("dropout", step).seed_torch(device)
                 weights = np.ones(len(part.rows), dtype=np.float32)
                 weights[unit * part.rows_each : (unit + 1) * part.rows_each] = scale
-                sums: dict[str, Tensor] = {}
+                plain = self.parts.kernels.plain_attention
                 try:
-                    record, _ = self.parts.record(part, weights)
-                    self.protect.gather(record, sums, self.source.fork("directions", step, 0))
+                    batch = self.parts.batch(part)
+                    record, _ = self.engine.record(self.parts.losses_of, batch, part, plain, weights)
+                    measured.append(self.engine.sums_of(record))
                 except torch.OutOfMemoryError:
                     return [], 0
-                measured.append(sums)
         return measured, part.real
 
     def parts_of(self, units: Rows) -> list[Part]:

@@ -20,11 +20,13 @@ from torch import Tensor
 
 from discreet.core.device import autocast
 from discreet.core.guarantee import Guarantee
+from discreet.core.nested import tensors_in
 from discreet.core.randomness import Rng
 from discreet.data.batches import Batch, Tokens, Vectors
 from discreet.data.corpus import Corpus
 from discreet.models.base import TextModel
 from discreet.training.account import Account
+from discreet.training.capture import Capture, cuda_graphs, fill, side_stream
 from discreet.training.plan import TrainingPlan
 
 
@@ -229,53 +231,29 @@ class PlainStep:
         return total
 
 
-@dataclass(frozen=True)
-class _Captured:
-    graph: torch.cuda.CUDAGraph
-    inputs: dict[str, Tensor]
-    targets: Tensor
-    loss: Tensor
-
-
 @dataclass
 class GraphedStep:
     """A step that is captured the second time a batch shape occurs, and replayed from then on."""
 
     step: PlainStep
-    captured: dict[tuple[int, ...], _Captured | None] = field(default_factory=dict)
-    pool: Any = None
+    capture: Capture[Tensor] = field(default_factory=cuda_graphs)
+    captured: dict[tuple[int, ...], tuple[Batch, Tensor, Callable[[], None]] | None] = field(default_factory=dict)
 
     def __call__(self, batch: Batch) -> Tensor:
         """Take one step and return the mean loss, still on the device."""
         shape = (*batch.targets.shape, *(size for value in batch.inputs.values() for size in value.shape))
         if shape not in self.captured:
             self.captured[shape] = None  # the first time is a real step that also warms up the libraries
-            return self._on_side_stream(batch)
-        captured = self.captured[shape] or self._capture(shape, batch)
-        for name, value in batch.inputs.items():
-            captured.inputs[name].copy_(value, non_blocking=True)
-        captured.targets.copy_(batch.targets, non_blocking=True)
-        captured.graph.replay()
-        return captured.loss.clone()
-
-    def _on_side_stream(self, batch: Batch) -> Tensor:
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            loss = self.step(batch)
-        torch.cuda.current_stream().wait_stream(stream)
-        return loss
-
-    def _capture(self, shape: tuple[int, ...], batch: Batch) -> _Captured:
-        inputs = {name: value.clone() for name, value in batch.inputs.items()}
-        targets = batch.targets.clone()
-        graph = torch.cuda.CUDAGraph()
-        if self.pool is None:
-            self.pool = torch.cuda.graph_pool_handle()
-        with torch.cuda.graph(graph, pool=self.pool):
-            loss = self.step(Batch(inputs, targets))
-        captured = self.captured[shape] = _Captured(graph, inputs, targets, loss)
-        return captured
+            with side_stream(batch.targets.device):
+                return self.step(batch)
+        captured = self.captured[shape]
+        if captured is None:
+            static = Batch({name: value.clone() for name, value in batch.inputs.items()}, batch.targets.clone())
+            captured = self.captured[shape] = (static, *self.capture(lambda: self.step(static)))
+        static, loss, again = captured
+        fill(tuple(tensors_in(static)), batch)
+        again()
+        return loss.clone()
 
 
 _REPORT_SECONDS = 0.2

@@ -17,8 +17,7 @@ from discreet import DPSGD, Rng, make_private
 from discreet.clipping.record import Record
 from discreet.core.errors import UnsupportedError
 from discreet.core.guarantee import Caveat, Guarantee
-from discreet.integrations import separation
-from discreet.integrations.separation import Separation
+from discreet.training import independence
 
 PEOPLE, CHANGED = 24, 5
 
@@ -188,7 +187,7 @@ def test_dropout_and_noise_are_certified(how: str) -> None:
 
 
 def test_a_loop_that_draws_until_a_number_fits_ends_in_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("discreet.integrations.draws._MOST_DRAWS", 50)
+    monkeypatch.setattr("discreet.training.draws._MOST_DRAWS", 50)
 
     class Until(Harmless):
         def forward(self, x: Tensor) -> Tensor:
@@ -328,8 +327,8 @@ def test_the_kernels_of_all_units_do_not_depend_on_who_came(several: bool, monke
         values_of(torch.arange(units))
         return units != 2  # parts of two units are made unsteady: those of people with three or four rows
 
-    monkeypatch.setattr(separation, "bitwise_invariant", invariant)
-    monkeypatch.setattr(Separation, "_can_switch", property(lambda self: True))
+    monkeypatch.setattr(independence, "bitwise_invariant", invariant)
+    monkeypatch.setattr(independence.Kernels, "can_change", property(lambda self: True))
     model = Mixing("nothing")
     rows = some_rows(12)
     owners = [min(row, 8) if several else row % 9 for row in range(12)]  # one person has four rows, or nobody does
@@ -337,8 +336,8 @@ def test_the_kernels_of_all_units_do_not_depend_on_who_came(several: bool, monke
 
     class Rows(list[Tensor]):
         def __getitem__(self, index: Any) -> Any:
-            assert private._separation is not None
-            chosen.append(private._separation.plain_attention)
+            assert private._check is not None
+            chosen.append(private._check.plain_attention)
             return super().__getitem__(index)
 
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -12,16 +12,18 @@ from torch import Tensor
 
 from discreet.clipping import Flat, Tape, record
 from discreet.clipping.independence import bitwise_invariant, recorded
+from discreet.clipping.record import Record
 from discreet.clipping.slots import Pair
 from discreet.core.guarantee import Caveat
 from discreet.core.randomness import Rng
-from discreet.data.batches import Tokens, tokenise
+from discreet.data.batches import Batch, Tokens, tokenise
 from discreet.data.corpus import Corpus
 from discreet.data.samplers import Poisson
+from discreet.data.shapes import Part
 from discreet.models.classifier import Classifier
 from discreet.models.encode import encode
 from discreet.protections.dp_sgd import DPSGD
-from discreet.training import parts
+from discreet.training import independence, parts
 from discreet.training.evaluate import represent
 from discreet.training.private import PrivateStep
 from discreet.training.settings import TrainSettings
@@ -57,13 +59,18 @@ def step_of(folder: Path, corpus: Corpus, precision: str) -> Iterator[PrivateSte
         yield PrivateStep.of(parts, ledger, Rng(3))
 
 
+def recorded_of(step: PrivateStep, part: Part) -> Record:
+    plain = step.parts.kernels.plain_attention
+    return step.engine.record(step.parts.losses_of, step.parts.batch(part), part, plain)[0]
+
+
 def contributions(step: PrivateStep) -> dict[int, Tensor]:
     """Return what each unit adds to the sum, by its number: its clipped gradient, computed in the batch's parts."""
     found: dict[int, Tensor] = {}
     everyone = np.arange(len(step.units))
     index = {int(row): unit for unit in everyone for row in step.units.rows[slice(*step.units.starts[unit : unit + 2])]}
     for part in step.parts_of(everyone):
-        record, _ = step.parts.record(part)
+        record = recorded_of(step, part)
         factors = Flat(CLIP).factors(record)
         for place, row in enumerate(part.rows.reshape(part.units, -1)[: part.real, 0].tolist()):
             alone = torch.zeros_like(factors)
@@ -95,7 +102,8 @@ def test_the_sum_over_units_is_that_of_what_each_adds(precision: str, tiny_encod
     """Filling up shapes adds nothing."""
     with step_of(tiny_encoder("bert"), corpus_of(None, 3), precision) as step:
         each = torch.stack(list(contributions(step).values()))
-        sums, _, count = step.gather(np.arange(UNITS), 0)
+        _, count = step.gather(step.parts_of(np.arange(UNITS)), 0)
+        sums = step.engine.sums()
         assert count == len(step.rows)
         torch.testing.assert_close(torch.cat([v.flatten() for v in sums.values()]), each.sum(0), rtol=1e-5, atol=1e-5)
         assert (each.double().norm(dim=1) <= CLIP).all()
@@ -110,7 +118,8 @@ def test_the_sum_over_the_others_stays_where_it_is(precision: str, tiny_encoder:
     sums = []
     for odd in ("short", "long"):
         with step_of(tiny_encoder("bert"), corpus_of(odd, 1), precision) as step:
-            gathered, _, _ = step.gather(np.arange(UNITS), 0)
+            step.gather(step.parts_of(np.arange(UNITS)), 0)
+            gathered = {name: value.clone() for name, value in step.engine.sums().items()}
             others = torch.cat([value.flatten() for value in gathered.values()]) - contributions(step)[5]
             steady = not step.parts.unsteady
         sums.append(others)
@@ -130,16 +139,16 @@ def test_nothing_else_depends_on_one_units_texts(precision: str, tiny_encoder: C
 def test_kernels_that_tell_places_apart_make_the_guarantee_an_estimate(
     tiny_encoder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    record = parts.PrivateParts._record
+    recorded = parts.PrivateParts._recorded
 
-    def uneven(self: parts.PrivateParts, batch: object, units: int, each: int, seeds: Tensor | None) -> object:
-        found, losses = record(self, batch, units, each, seeds)  # type: ignore[arg-type]
+    def uneven(self: parts.PrivateParts, batch: Batch, part: Part) -> object:
+        found = recorded(self, batch, part)
         slot = next(s for s in found.slots if hasattr(s, "values"))
         slot.values = slot.values.clone()
         slot.values[0] *= 1 + 2**-20  # as if the first place of a part were rounded otherwise
-        return found, losses
+        return found
 
-    monkeypatch.setattr(parts.PrivateParts, "_record", uneven)
+    monkeypatch.setattr(parts.PrivateParts, "_recorded", uneven)
     with step_of(tiny_encoder("bert"), corpus_of(None, 1), "float32") as step:
         step(0)
         assert Caveat.UNSTEADY_KERNELS in step.account.ledger.statement.terms.caveats
@@ -152,12 +161,12 @@ def test_one_units_shape_changes_no_kernel_for_the_others(
     """A GPU whose fused attention mixes units in one shape, which only one person has: it is changed for everybody."""
     tested: list[tuple[int, int, int]] = []
 
-    def is_steady(self: parts.PrivateParts, shape: tuple[int, int, int]) -> bool:
+    def is_independent(self: parts.PrivateParts, shape: tuple[int, int, int]) -> bool | None:
         tested.append(shape)
-        return self.plain_attention or shape[2] < 44
+        return self.kernels.plain_attention or shape[2] < 44 or None
 
-    monkeypatch.setattr(parts.PrivateParts, "has_other_kernels", property(lambda self: True))
-    monkeypatch.setattr(parts.PrivateParts, "_is_steady", is_steady)
+    monkeypatch.setattr(independence.Kernels, "can_change", property(lambda self: True))
+    monkeypatch.setattr(parts.PrivateParts, "_is_independent", is_independent)
     seen, layouts, shapes = {}, [], []
     for odd in ("short", "long"):
         tested.clear()
@@ -175,12 +184,12 @@ def test_one_units_shape_changes_no_kernel_for_the_others(
 def test_a_shape_that_is_found_later_is_a_caveat_and_changes_nothing(
     tiny_encoder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parts.PrivateParts, "has_other_kernels", property(lambda self: True))
+    monkeypatch.setattr(independence.Kernels, "can_change", property(lambda self: True))
     monkeypatch.setattr(parts.Shapes, "grid", lambda self, most_rows=None: set())
-    monkeypatch.setattr(parts.PrivateParts, "_is_steady", lambda self, shape: False)
+    monkeypatch.setattr(parts.PrivateParts, "_is_independent", lambda self, shape: None)
     with step_of(tiny_encoder("bert"), corpus_of("long", 1), "float32") as step:
         step(0)
-        assert not step.parts.plain_attention
+        assert not step.parts.kernels.plain_attention
         assert Caveat.UNSTEADY_KERNELS in step.account.ledger.statement.terms.caveats
 
 
@@ -189,17 +198,17 @@ def test_memory_that_private_rows_exhaust_makes_the_guarantee_an_estimate(
     private: bool, tiny_encoder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Smaller parts round the gradients of all units otherwise; made-up rows decide nothing about anybody."""
-    name = "record" if private else "_is_steady"
+    name = "add" if private else "_is_independent"
     original, failed = getattr(parts.PrivateParts, name), []
 
-    def short_of_memory(self: parts.PrivateParts, *rest: object) -> object:
+    def short_of_memory(self: parts.PrivateParts, *rest: object, **options: object) -> object:
         if not failed:
             failed.append(self.layout())
             raise torch.OutOfMemoryError
-        return original(self, *rest) if private else True
+        return original(self, *rest, **options) if private else True
 
-    monkeypatch.setattr(parts.PrivateParts, "has_other_kernels", property(lambda self: True))
-    monkeypatch.setattr(parts.PrivateParts, "_is_steady", lambda self, shape: True)
+    monkeypatch.setattr(independence.Kernels, "can_change", property(lambda self: True))
+    monkeypatch.setattr(parts.PrivateParts, "_is_independent", lambda self, shape: True)
     monkeypatch.setattr(parts.PrivateParts, name, short_of_memory)
     with step_of(tiny_encoder("bert"), corpus_of(None, 1), "float32") as step:
         step(0)
@@ -277,5 +286,5 @@ def test_what_fills_up_a_shape_is_not_worked_on(
     with step_of(tiny_encoder("bert"), corpus_of(None, 3), "bf16") as step:
         part = next(part for part in step.parts_of(np.arange(UNITS)) if part.real < part.units)
         refined.clear()
-        step.parts.record(part)[0].norms()
+        recorded_of(step, part).norms()
     assert refined == set(range(part.real))

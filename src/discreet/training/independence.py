@@ -12,12 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch import Tensor, nn
 
 from discreet.clipping.clip import Flat, clipped_sum
 from discreet.clipping.independence import (
@@ -28,39 +27,128 @@ from discreet.clipping.independence import (
     fixed_kernels,
     recorded,
 )
-from discreet.clipping.tape import Tape, tensors_in
+from discreet.clipping.record import Record
+from discreet.clipping.tape import Tape
 from discreet.core.device import free_on_cuda
 from discreet.core.errors import DataError, UnsupportedError
-from discreet.integrations.draws import LEVELS, ConstantDraws
-from discreet.integrations.handed import mapped
-from discreet.integrations.watch import changed_by_rows, persistent_buffers, sums_of, tensors_of
-from discreet.training.parts import BYTES_A_WEIGHT
+from discreet.core.nested import mapped, tensors_in
+from discreet.data.shapes import Part
+from discreet.training.changes import changed_by_rows, persistent_buffers, sums_of, tensors_of
+from discreet.training.draws import LEVELS, ConstantDraws, FirstOnCpu
+from discreet.training.recording import Modes, Shape, learning_buffer, modes_of, shapes_seen
 
-Shape = tuple[Any, ...]
-Modes = tuple[bool, ...]  # whether each module of the model is in train mode
+Key = TypeVar("Key")
+Outcome = TypeVar("Outcome")
 Size = tuple[int, int]  # units of a part, and rows of each
 _LEAST_ROWS = 4  # of made-up rows: three rows may mix where two do not
 _FEW_ROWS = 8  # of the smaller of two made-up parts whose peaks of memory are compared
 _SHARE_OF_MEMORY = 0.5  # of what is free, for one part: the user's own rows may be longer than those made up
 # One made-up row is tried with these in place of, or times, its numbers: what a training row may hold.
 _EXTREMES = {"a row with very large numbers": 1e6, "a row that is not a number": float("nan")}
-_ABORTING = frozenset(
-    {
-        "binary_cross_entropy",
-        "multinomial",
-        "embedding",
-        "index",
-        "index_select",
-        "gather",
-        "scatter",
-        "nll_loss_forward",
-    }
-)
 _MOST_FILLED = 8  # made-up rows with which a whole part is filled, to see that its shape stays the same
+# Bytes per trained weight in addition to a part: its sum, the optimizer's two moments, noise in float64.
+BYTES_A_WEIGHT = 24
+_SMALL = 0.05  # standard deviation of the numbers in place of zeros
+
+
+class Kernels(Generic[Key, Outcome]):
+    """The kernels of a training's parts, tried on made-up units for each size of part.
+
+    On a GPU fused attention may add in an order that depends on other units. It is then computed by ordinary matrix
+    products, for all parts, whatever units come. On a CPU there are no other kernels, and a size is tried when a part
+    of it occurs.
+    """
+
+    def __init__(self, device: torch.device, tried: Callable[[Key], Outcome | None]) -> None:
+        """Take the function that tries a size of part, and returns None where one unit changes another."""
+        self.device, self._try = device, tried
+        self.plain_attention = False
+        self._outcomes: dict[Key, Outcome | None] = {}
+
+    @property
+    def can_change(self) -> bool:
+        """Whether there are other kernels for attention."""
+        return self.device.type == "cuda"
+
+    def outcome(self, key: Key) -> Outcome | None:
+        """Return what trying a size of part has shown."""
+        if key not in self._outcomes:
+            self._outcomes[key] = self._try(key)
+        return self._outcomes[key]
+
+    def choose(self, keys: Sequence[Key]) -> bool:
+        """Choose the kernels on a GPU by all sizes that can occur; return whether units are independent in all.
+
+        Call it before a private row is read. If a unit decided about the kernels, it would change how the gradients of
+        all others are rounded.
+        """
+        if not self.can_change or self._are_independent(keys):
+            return True
+        if self.plain_attention:
+            return False
+        self.plain_attention = True
+        self._outcomes.clear()
+        return self._are_independent(keys)
+
+    def forget(self, plain_attention: bool | None = None) -> None:
+        """Try all sizes again; with a value, set how attention is computed."""
+        self._outcomes.clear()
+        self.plain_attention = self.plain_attention if plain_attention is None else plain_attention
+
+    def _are_independent(self, keys: Sequence[Key]) -> bool:
+        return all(self.outcome(key) is not None for key in keys)
+
+
+def rows_that_fit(
+    record_of: Callable[[int], Record], few: int, device: torch.device, trained: int, share: float
+) -> int:
+    """Return how many rows of a part fit the memory of a GPU, from the peak memory of two made-up parts.
+
+    `record_of` computes a part of so many made-up rows, `few` are the rows of the smaller part, `trained` is the number
+    of trained weights, and `share` is the share of the free memory for one part.
+    """
+
+    def peak(rows: int) -> int:
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        clipped_sum(record_of(rows), Flat(1.0))
+        torch.cuda.synchronize(device)
+        return int(torch.cuda.max_memory_allocated(device)) - before
+
+    try:
+        peak(few)  # the first time, libraries allocate memory of their own
+        small, large = peak(few), peak(2 * few)
+    except torch.OutOfMemoryError:
+        torch.cuda.empty_cache()
+        return 1
+    each = max(1.0, (large - small) / few)
+    room = share * free_on_cuda(device) - trained * BYTES_A_WEIGHT - max(0.0, small - few * each)
+    return max(1, int(room / each))
+
+
+@contextmanager
+def without_zeros(model: nn.Module) -> Iterator[None]:
+    """Fill trainable weights that are mostly zero with small random numbers, as long as the context lasts.
+
+    A head that starts from a rule, or an adapter that starts as zero, hides how products are rounded once trained.
+    """
+    weights = [p for p in model.parameters() if p.requires_grad and p.ndim > 1]
+    sparse = [(p, p.detach().clone()) for p in weights if bool((p.detach() == 0).sum() * 2 > p.numel())]
+    source = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight, before in sparse:
+            weight.add_(torch.randn(before.shape, generator=source).to(before.device, before.dtype) * _SMALL)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for weight, before in sparse:
+                weight.copy_(before)
 
 
 @dataclass
-class Separation:
+class IndependenceCheck:
     """A loss function and made-up rows on which it is tried, for each size of part and each mode of training.
 
     `writes` is whether the forward pass writes values of rows into the model: into tensors, numbers, other attributes.
@@ -74,14 +162,13 @@ class Separation:
     losses_of: Callable[[Any], Tensor]
     rows: Sequence[Any]
     collate: Callable[[list[Any]], Any]
-    plain_attention: bool = False
     writes: bool = False
-    _shapes: dict[tuple[Size, Modes], Shape | None] = field(default_factory=dict)  # None where units are not apart
     _independent: set[Modes] = field(default_factory=set)
     _pool: Mapping[str, Tensor] | None = None  # the rows, collated once, where the collate function draws at random
 
     def __post_init__(self) -> None:
         """Reject too few rows, and a loss in which one row depends on another."""
+        self._kernels: Kernels[tuple[Size, Modes], Shape] = Kernels(self._device, self._shape_of)
         if len(self.rows) < _LEAST_ROWS:
             raise DataError(
                 f"Expected at least {_LEAST_ROWS} made-up rows, got {len(self.rows)}. Give rows of different lengths, "
@@ -91,23 +178,19 @@ class Separation:
             self._pool = self._drawn_once()
         self._check_mode(modes_of(self.tape.model))
 
-    def prepare(self, sizes: Sequence[Size]) -> None:
-        """Try parts of all sizes that can occur, and on a GPU switch fused attention off if one of them needs it.
+    @property
+    def plain_attention(self) -> bool:
+        """Whether attention is computed by ordinary matrix products."""
+        return self._kernels.plain_attention
 
-        Call it before private rows are read: the kernels of all units must not depend on which units came. Elsewhere
-        nothing is switched, and sizes are tried when they occur.
-        """
-        if not self._can_switch or self.plain_attention:
-            return
+    def prepare(self, sizes: Sequence[Size]) -> None:
+        """Choose the kernels for parts of all sizes that can occur; call it before private rows are read."""
         model = self.tape.model
         for modes in dict.fromkeys((modes_of(model), tuple(True for _ in model.modules()))):
             with suppress(UnsupportedError):  # a mode in which the model cannot be trained
-                if not all(self._is_steady(size, modes) for size in sizes):
-                    self.plain_attention = True
-                    self._shapes.clear()
-                    return
+                self._kernels.choose([(size, modes) for size in sizes if size[0] > 1])
 
-    def units_apart(self, size: Size, shape: Shape, modes: set[Modes]) -> bool:
+    def is_independent(self, size: Size, shape: Shape, modes: set[Modes]) -> bool:
         """Return whether units did not change each other in a part of this size, whose tensors had this shape.
 
         `modes` are those in which the part was computed. A mode in which rows are mixed is rejected, also where a part
@@ -117,39 +200,30 @@ class Separation:
             self._check_mode(mode)
         if size[0] == 1:
             return True
-        return len(modes) == 1 and all(self._is_steady(size, one) and self._shapes[size, one] == shape for one in modes)
+        outcomes = [self._kernels.outcome((size, mode)) for mode in modes]
+        return len(outcomes) == 1 and outcomes[0] is not None and outcomes[0] == shape
 
-    def units_apart_in(self, units: int, values_of: Callable[[Any], Sequence[Tensor]]) -> bool:
-        """Return whether made-up units have the same bits whatever others are in their part, one row each.
+    def is_independent_in(self, part: Part, values_of: Callable[[Any], Sequence[Tensor]]) -> bool:
+        """Return whether made-up units have the same bits whatever others are in a part of this size, one row each.
 
         `values_of` returns tensors with one entry for each unit of a collated part; it replaces random draws itself.
         """
         with self._quiet():
-            return bitwise_invariant(lambda chosen: values_of(self._batch(chosen.tolist())), units, 1)
+            return bitwise_invariant(lambda chosen: values_of(self._batch(chosen.tolist())), part.units, 1)
 
     def rows_that_fit(self) -> int | None:
         """Return how many rows of a part fit a GPU's memory, from the peaks of two made-up parts; None elsewhere."""
-        device = self._device
-        if device.type != "cuda":
+        if self._device.type != "cuda":
             return None
 
-        def peak(count: int) -> int:
-            torch.cuda.synchronize(device)
-            torch.cuda.reset_peak_memory_stats(device)
-            before = torch.cuda.memory_allocated(device)
+        def record_of(count: int) -> Record:
             with self.tape:
                 losses = self._losses(range(count))
-            clipped_sum(self.tape.backward(losses), Flat(1.0))
-            torch.cuda.synchronize(device)
-            return int(torch.cuda.max_memory_allocated(device)) - before
+            return self.tape.backward(losses)
 
+        trained = sum(p.numel() for p in self.tape.model.parameters() if p.requires_grad)
         with self._quiet():
-            peak(_FEW_ROWS)  # the first time, libraries take memory of their own
-            small, large = peak(_FEW_ROWS), peak(2 * _FEW_ROWS)
-        each = max(1.0, (large - small) / _FEW_ROWS)
-        weights = sum(p.numel() for p in self.tape.model.parameters() if p.requires_grad)
-        room = _SHARE_OF_MEMORY * free_on_cuda(device) - weights * BYTES_A_WEIGHT - max(0.0, small - _FEW_ROWS * each)
-        return max(1, int(room / each))
+            return rows_that_fit(record_of, _FEW_ROWS, self._device, trained, _SHARE_OF_MEMORY)
 
     @property
     def _device(self) -> torch.device:
@@ -272,11 +346,11 @@ class Separation:
                 raise learning_buffer(name)
         self.writes = self.writes or bool(changed) or kept
 
-    def _is_steady(self, size: Size, modes: Modes) -> bool:
-        if size[0] > 1 and (size, modes) not in self._shapes:
-            with self._quiet(modes):
-                self._shapes[size, modes] = self._try(*size)
-        return size[0] == 1 or self._shapes[size, modes] is not None
+    def _shape_of(self, key: tuple[Size, Modes]) -> Shape | None:
+        """Return the shape of all parts of a size in a mode, if units do not change each other in them."""
+        size, modes = key
+        with self._quiet(modes):
+            return self._try(*size)
 
     def _try(self, units: int, rows_each: int) -> Shape | None:
         """Return the one shape of all parts of this size in which units do not change each other, or None."""
@@ -297,10 +371,6 @@ class Separation:
             shapes.add(seen.shape)
         return next(iter(shapes)) if steady and len(shapes) == 1 and all(shapes) else None
 
-    @property
-    def _can_switch(self) -> bool:
-        return self._device.type == "cuda"
-
     @contextmanager
     def _quiet(self, modes: Modes | None = None) -> Iterator[None]:
         """Leave torch's random numbers and the modes of all modules as they were; inside, use these modes."""
@@ -319,23 +389,6 @@ class Separation:
                     module.training = training
 
 
-class FirstOnCpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Compute operations that a GPU aborts for bad values on the CPU first, where they raise an error instead.
-
-    After such an abort no other operation of the process runs on the GPU.
-    """
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call an operation, after a trial on the CPU."""
-        if func._schema.name.partition("::")[2].rstrip("_") in _ABORTING:
-            func(*mapped(args, _on_cpu), **mapped(kwargs or {}, _on_cpu))
-        return func(*args, **(kwargs or {}))
-
-
-def _on_cpu(value: Any) -> Any:
-    return value.cpu() if isinstance(value, Tensor) else value
-
-
 def _is_real(value: Any) -> bool:
     """Return whether a value holds numbers that are not whole: those that are may be classes, or places in a table."""
     if isinstance(value, Tensor | np.ndarray | np.floating | float):
@@ -347,54 +400,3 @@ def _is_real(value: Any) -> bool:
 def _times(row: Any, factor: float) -> Any:
     """Return a row with all of its numbers multiplied, but those that are whole."""
     return mapped(row, lambda value: value * factor if _is_real(value) else value)
-
-
-def learning_buffer(name: str) -> UnsupportedError:
-    """Return the error about a buffer that the forward pass changes."""
-    return UnsupportedError(
-        f"Expected buffer {name!r} unchanged by the forward pass. It is saved with the model, and what it learns from "
-        "private rows is not protected; switch its updates off."
-    )
-
-
-def modes_of(model: torch.nn.Module) -> Modes:
-    """Return whether each module of a model is in train mode."""
-    return tuple(module.training for module in model.modules())
-
-
-@dataclass
-class Seen:
-    """What the forward passes of a model were given, and the modes in which they ran."""
-
-    entries: list[Any] = field(default_factory=list)
-    modes: set[Modes] = field(default_factory=set)
-
-    @property
-    def shape(self) -> Shape:
-        """What decides the kernels besides the modes."""
-        return tuple(self.entries)
-
-
-@contextmanager
-def shapes_seen(model: torch.nn.Module) -> Iterator[Seen]:
-    """Yield an object that receives what decides the kernels of the model's forward passes inside.
-
-    These are the shapes and types of all tensors given to the model, the precision in which it computes, and the modes
-    of its modules.
-    """
-    seen = Seen()
-
-    def note(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if torch.is_grad_enabled():  # and not an evaluation next to the training
-            seen.modes.add(modes_of(module))
-            tensors = list(tensors_in([*args, *kwargs.values()]))
-            seen.entries.extend((tuple(tensor.shape), tensor.dtype) for tensor in tensors)
-            for kind in sorted({tensor.device.type for tensor in tensors}):
-                cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-                seen.entries.append((kind, cast, torch.get_float32_matmul_precision()))
-
-    handle = model.register_forward_pre_hook(note, with_kwargs=True)
-    try:
-        yield seen
-    finally:
-        handle.remove()

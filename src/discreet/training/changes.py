@@ -10,7 +10,7 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from discreet.clipping.tape import tensors_in
+from discreet.core.nested import tensors_in
 
 Sums = tuple[Any, ...]
 _OWN = frozenset(vars(nn.Module()))  # what every module holds, none of it tensors
@@ -187,8 +187,8 @@ def _address(tensor: Tensor) -> int:
     return tensor.data_ptr() if tensor.layout == torch.strided else 0
 
 
-class Watch:
-    """Tells whether a model was changed by anything but the steps that `step` encloses.
+class ChangeWatch:
+    """Tells whether a model was changed by anything but the steps that `stepping` encloses.
 
     Optimizers of this process report every step on the model's parameters, for fused ones change no version. One that
     steps with the gradients of `expect`, which the caller applies, is a private step too. `on_step` is called with the
@@ -255,12 +255,13 @@ class Watch:
             self.is_changed = self._differ({name: one for name, one in held.items() if self._has_sum(name)})
         return self.is_changed
 
-    def step(self, optimizer: torch.optim.Optimizer, gradients: Mapping[nn.Parameter, Tensor], values: bool) -> None:
-        """Step an optimizer with protected gradients; with `values`, take the sums of the weights afterwards."""
+    @contextmanager
+    def stepping(self, gradients: Mapping[nn.Parameter, Tensor], values: bool) -> Iterator[None]:
+        """Enclose the step of an optimizer with protected gradients; with `values`, sum the weights then."""
         self._give(gradients, values)
         self._inside = True
         try:
-            optimizer.step()
+            yield
         finally:
             self._inside = False
             self._unlisten()

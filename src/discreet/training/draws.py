@@ -1,4 +1,4 @@
-"""Random numbers replaced by constants, so that a model in train mode can be compared with itself.
+"""How made-up rows are computed: random numbers replaced by constants, and bad values found before a GPU aborts.
 
 Dropout draws one mask for each place of a batch, so a row's loss changes with its place although no row changes
 another. With every draw replaced by the same number, it changes only if rows do change each other. All other code of
@@ -21,12 +21,27 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from discreet.core.nested import mapped
+
 # Uniform numbers in place of draws: code that runs for few draws must run for one of them. The first is always tried.
 LOW, HIGH = 0.05, 0.95
 LEVELS = (LOW, 1e-6, 1 - 1e-6, HIGH)
 _NUMBERS = frozenset({"rand", "uniform", "randn", "normal", "exponential", "randint", "random"})
 _NORMAL = 1.6  # the size of a normal number in place of draws, about that of the same quantiles
 _MOST_DRAWS = 10_000  # in one pass: a loop that draws until a number fits must end
+# Operations that a GPU aborts for bad values.
+_ABORTING = frozenset(
+    {
+        "binary_cross_entropy",
+        "multinomial",
+        "embedding",
+        "index",
+        "index_select",
+        "gather",
+        "scatter",
+        "nll_loss_forward",
+    }
+)
 
 
 class ConstantDraws(TorchDispatchMode):
@@ -155,3 +170,20 @@ def _numpy(level: float) -> dict[str, Callable[..., Any]]:
         "standard_normal": lambda size=None: filled(normal, size),
         "normal": normally,
     }
+
+
+class FirstOnCpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Compute operations that a GPU aborts for bad values on the CPU first, where they raise an error instead.
+
+    After such an abort no other operation of the process runs on the GPU.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call an operation, after a trial on the CPU."""
+        if func._schema.name.partition("::")[2].rstrip("_") in _ABORTING:
+            func(*mapped(args, _on_cpu), **mapped(kwargs or {}, _on_cpu))
+        return func(*args, **(kwargs or {}))
+
+
+def _on_cpu(value: Any) -> Any:
+    return value.cpu() if isinstance(value, Tensor) else value

@@ -1,0 +1,294 @@
+"""Work on a GPU as CUDA graphs: the part of a batch, and the end of a step, captured once for a shape and replayed.
+
+A step of a small model takes as long as the host needs to launch its kernels. A graph launches all of them at once. The
+first part of a shape is computed eagerly, which also warms up the libraries; then it is captured.
+
+A graph computes with other kernels than an eager part may, so that units do not change each other is tried again, bit
+for bit, on made-up rows in a graph of their own.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from discreet.clipping.independence import recorded
+from discreet.clipping.tape import Tape
+from discreet.core.nested import constants_in, mapped, tensors_in
+from discreet.core.randomness import Rng
+from discreet.data.shapes import Part
+from discreet.mechanisms.normals import RepeatedNormals
+from discreet.protections.base import GradientProtection
+from discreet.protections.private_sum import PrivateSum, move, set_gradients
+from discreet.training.draws import ConstantDraws
+from discreet.training.recording import Modes, Shape, modes_of, shapes_seen
+
+T = TypeVar("T")
+# Records a function of static tensors; returns its results, and a function that computes them again in place.
+Capture = Callable[[Callable[[], T]], tuple[T, Callable[[], None]]]
+Losses = Callable[[Any], Tensor]
+
+_MOST_SHAPES = 16  # a graph keeps its memory, so shapes beyond these are computed eagerly
+_CONSTANTS = (int, float, str, bool, bytes, type(None))
+
+
+class Trial(Protocol):
+    """Made-up units on which a graph of a part is tried."""
+
+    def is_independent_in(self, part: Part, values_of: Callable[[Any], Sequence[Tensor]]) -> bool:
+        """Return whether made-up units have the same bits whatever others are in their part.
+
+        `values_of` returns tensors with one entry for each unit of a collated part; it replaces random draws itself.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A captured part: where its rows and their weights go."""
+
+    inputs: tuple[Tensor, ...]
+    weights: Tensor
+    replay: Callable[[], None]
+    shape: Shape
+    modes: set[Modes]
+    independent: bool  # whether units did not change each other in graphs of this shape
+
+
+class PartGraphs:
+    """The graphs of a training's parts, by the shape of what the loss function is given; all add to the same sums.
+
+    `sum` are the sums of the parts since `clear`, `total` is the sum of their losses, and `finite` is whether the
+    gradients of all their units are. A graph does not treat a unit apart whose gradient is not finite: then the sums
+    are of no use, and all parts must be computed eagerly, where such a unit adds nothing. These results lie outside of
+    the memory that the graphs share.
+
+    Guarantee: none of its own. The sums are those of `PrivateSum`, and private until noise is added.
+    """
+
+    def __init__(
+        self, tape: Tape, protect: GradientProtection, losses_of: Losses, capture: Capture[Any] | None = None
+    ) -> None:
+        """Start without graphs; `capture` is `cuda_graphs()` by default."""
+        self.tape, self.losses_of = tape, losses_of
+        self.sum = PrivateSum(protect, tape)
+        device = next(tape.model.parameters()).device
+        self.total, self.finite = torch.zeros((), device=device), torch.ones((), dtype=torch.bool, device=device)
+        self._capture = cuda_graphs() if capture is None else capture
+        self._known: dict[object, Captured | None] = {}  # None: to be computed eagerly
+        self._seen: set[object] = set()
+
+    def clear(self) -> None:
+        """Start another sum, in the same memory."""
+        if not self.sum.parts:
+            return
+        torch._foreach_zero_(list(self.sum.sums.values()))
+        self.sum.parts = 0
+        self.total.zero_()
+        self.finite.fill_(True)
+
+    def is_ready(self, batch: Any, part: Part, plain_attention: bool) -> bool:
+        """Return whether a graph of this part was captured."""
+        return self._known.get(self._key(batch, part, plain_attention)) is not None
+
+    def is_repeated(self, batch: Any, part: Part, plain_attention: bool) -> bool:
+        """Return whether a part can be computed by a graph from now on: its shape occurs for the second time."""
+        key = self._key(batch, part, plain_attention)
+        if key is None or key in self._known or key in self._seen:
+            return key is not None and self._known.get(key, self) is not None
+        if len(self._seen) < _MOST_SHAPES:
+            self._seen.add(key)
+        return False
+
+    def run(
+        self, batch: Any, part: Part, weights: Tensor, plain_attention: bool, trial: Trial | None
+    ) -> Captured | None:
+        """Add a part to the sums by a graph; return None, and add nothing, if it must be computed eagerly."""
+        key = self._key(batch, part, plain_attention)
+        if key not in self._known:
+            self._known[key] = self._captured(batch, part, trial)
+        captured = self._known[key]
+        if captured is None:
+            return None
+        fill(captured.inputs, batch)
+        captured.weights.copy_(weights, non_blocking=True)
+        captured.replay()
+        self.sum.parts += 1
+        return captured
+
+    def prepare(self, batch: Any, part: Part, plain_attention: bool, trial: Trial) -> None:
+        """Capture a part before it occurs, from made-up rows; one in which units change each other stays eager."""
+        key = self._key(batch, part, plain_attention)
+        if key is None or key in self._known or len(self._known) >= _MOST_SHAPES:
+            return
+        captured = self._captured(batch, part, trial, warn=False)
+        self._known[key] = captured if captured is not None and captured.independent else None
+
+    def forget(self) -> None:
+        """Drop all graphs, and the memory that they use."""
+        self.clear()
+        self._known, self._seen = {}, set()
+
+    def _key(self, batch: Any, part: Part, plain_attention: bool) -> object | None:
+        """Return what decides the kernels of a part, or None if it cannot be captured."""
+        if part.rows_each > 1:
+            return None  # how rows are grouped into units is read from the device
+        constants = tuple(constants_in(batch))
+        if not all(isinstance(constant, _CONSTANTS) for constant in constants):
+            return None
+        shapes = tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors_in(batch))
+        return shapes, constants, part.units, plain_attention, modes_of(self.tape.model)
+
+    def _captured(self, batch: Any, part: Part, trial: Trial | None, *, warn: bool = True) -> Captured | None:
+        device = next(self.tape.model.parameters()).device
+        static = mapped(batch, lambda value: value.to(device, copy=True) if isinstance(value, Tensor) else value)
+        inputs, weights = tuple(tensors_in(static)), torch.ones(part.units, device=device)
+        if not self.sum.sums:
+            self.sum.complete(Rng(0))  # zeros, which all graphs add to
+        try:
+            independent = trial is not None and self._is_independent(trial, static, inputs, part)
+            with shapes_seen(self.tape.model) as seen:
+                _, again = self._capture(lambda: self._add(static, weights))
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            if warn:
+                warnings.warn(
+                    f"Expected a step that can be captured as a CUDA graph, got {type(error).__name__}: {error}. It is "
+                    "computed eagerly. The loss function must not read values from the device (item, tolist, cpu).",
+                    stacklevel=4,
+                )
+            return None
+        return Captured(inputs, weights, again, seen.shape, seen.modes, independent)
+
+    def _add(self, batch: Any, weights: Tensor) -> None:
+        """Add a part to the results."""
+        with self.tape:
+            losses = self.losses_of(batch)
+        seeds = weights.to(losses.dtype)
+        record = self.tape.backward(losses, seeds=seeds)
+        self.finite.logical_and_(torch.isfinite(record.norms()).all())
+        self.total.add_((losses.detach() * seeds).sum())
+        self.sum.add(record, Rng(0))
+
+    def _is_independent(self, trial: Trial, static: Any, inputs: Sequence[Tensor], part: Part) -> bool:
+        """Return whether a graph of made-up units computes each of them by itself, bit for bit."""
+        if part.units == 1:
+            return True
+        graph: list[tuple[list[Tensor], Callable[[], None]]] = []
+
+        def values() -> list[Tensor]:
+            with self.tape, ConstantDraws():
+                losses = self.losses_of(static)
+            return recorded(self.tape.backward(losses))
+
+        def values_of(batch: Any) -> list[Tensor]:
+            if not graph:
+                graph.append(self._capture(values))
+            if not fill(inputs, batch):
+                return [torch.rand(part.units, device=inputs[0].device)]  # of another shape: never the same bits
+            graph[0][1]()
+            return graph[0][0]
+
+        return trial.is_independent_in(part, values_of)
+
+
+class StepEnd:
+    """The end of a step as one graph: noise for the sums, gradients, and the optimizer.
+
+    The first step ends eagerly, where the optimizer makes its state.
+
+    Guarantee: that of `PrivateSum.release`: the same noise, from the same seeds.
+    """
+
+    def __init__(self, graphs: PartGraphs, size: float, capture: Capture[Any] | None = None) -> None:
+        """Take the graphs of the parts, whose sums are ended, and the expected size of a batch."""
+        self.graphs, self.size = graphs, size
+        self._capture = cuda_graphs() if capture is None else capture
+        self._noise: RepeatedNormals | None = None
+        self._ends: tuple[object, list[Tensor], Callable[[], None]] | None = None  # of an optimizer
+        self._warm: object = None
+
+    def run(
+        self, parameters: Mapping[str, torch.nn.Parameter], optimizer: torch.optim.Optimizer, source: Rng, step: int
+    ) -> bool:
+        """End a step by the graph; return False, and do nothing, if it must be ended eagerly."""
+        std = self.graphs.sum.protect.step_noise
+        sums = self.graphs.sum.sums
+        if std is None or not sums or not all(map(RepeatedNormals.fits, sums.values())):
+            return False
+        if self._warm is not optimizer:
+            self._warm, self._ends = optimizer, None
+            return False
+        noise = self._noise = self._noise or RepeatedNormals(std, next(iter(sums.values())).device)
+        noise.use(source.fork("noise", step))
+        if self._ends is None:
+
+            def end() -> list[Tensor]:
+                released = noise.add({name: sums[name] for name in parameters})
+                set_gradients(parameters, released, self.size)
+                move(optimizer)
+                return [parameter.grad for parameter in parameters.values() if parameter.grad is not None]
+
+            gradients, again = self._capture(end)
+            self._ends = optimizer, gradients, again
+        _, gradients, again = self._ends
+        again()
+        for parameter, gradient in zip(parameters.values(), gradients, strict=True):
+            parameter.grad = gradient
+        return True
+
+
+@contextmanager
+def side_stream(device: torch.device) -> Iterator[None]:
+    """Compute on another stream of a GPU, as is required of what is captured afterwards; elsewhere do nothing."""
+    if device.type != "cuda":
+        yield
+        return
+    stream, current = torch.cuda.Stream(device), torch.cuda.current_stream(device)  # type: ignore[no-untyped-call]
+    stream.wait_stream(current)
+    with torch.cuda.stream(stream):
+        yield
+    current.wait_stream(stream)
+
+
+def cuda_graphs() -> Capture[Any]:
+    """Return a function that captures CUDA graphs, which share one pool of memory.
+
+    The pool is kept with the last graph: the allocator fails if a graph is captured into a pool whose graphs are gone.
+    """
+    pool: list[Any] = []
+    kept: list[torch.cuda.CUDAGraph] = []
+
+    def capture(function: Callable[[], T]) -> tuple[T, Callable[[], None]]:
+        pool.extend([] if pool else [torch.cuda.graph_pool_handle()])
+        graph = torch.cuda.CUDAGraph()
+        kept.append(graph)
+        # A weight that autocast has converted before would be read from where it lies now, and never converted again.
+        torch.clear_autocast_cache()
+        cached = torch.is_autocast_cache_enabled()
+        torch.set_autocast_cache_enabled(False)
+        try:
+            with torch.cuda.graph(graph, pool=pool[0]):
+                results = function()
+        finally:
+            torch.set_autocast_cache_enabled(cached)
+        return results, graph.replay
+
+    return capture
+
+
+def fill(inputs: Sequence[Tensor], batch: Any) -> bool:
+    """Copy the tensors of a batch into static ones, if they have the same shapes and types; return whether."""
+    values = list(tensors_in(batch))
+    if [(value.shape, value.dtype) for value in values] != [(one.shape, one.dtype) for one in inputs]:
+        return False
+    for one, value in zip(inputs, values, strict=True):
+        one.copy_(value, non_blocking=True)
+    return True
