@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,8 @@ def here(
 def tuned(here: Door) -> tuple[Path, Answer]:
     """Return a search without a unit, with the names of the classes set, and what the command printed."""
     run = here.rows.with_name("tuned")
-    said = here.say("tune", *SEARCH, *CLASSES, out=run)
+    alone = replace(here, home=run.with_name("home of one search"))  # whatever other tests search before
+    said = alone.say("tune", *SEARCH, *CLASSES, out=run)
     assert said.status == 0, said.err
     return run, said
 
@@ -58,7 +60,8 @@ def test_a_second_search_beyond_the_budget_of_these_rows_is_rejected(
     here: Door, tuned: tuple[Path, Answer], tmp_path: Path
 ) -> None:
     assert tuned[1].values["people"]["trainings"] == 1
-    said = here.say("tune", *SEARCH, *CLASSES, "--budget", 5, out=tmp_path / "again")
+    counted = replace(here, home=tuned[0].with_name("home of one search"))
+    said = counted.say("tune", *SEARCH, *CLASSES, "--budget", 5, out=tmp_path / "again")
     assert said.status == 2 and "the budget of these rows" in said.err and not list(tmp_path.iterdir())
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.training.graphs import Graphs
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -19,7 +20,6 @@ from discreet.core.guarantee import Caveat
 from discreet.core.nested import constants_in, mapped, tensors_in
 from discreet.integrations.torch import PrivateTraining
 from discreet.training import independence
-from discreet.training.engine import Engine
 
 ROWS = 24
 NOISE = DPSGD(noise_multiplier=0.5, clip_norm=0.5)
@@ -43,35 +43,6 @@ def rows(bad: int | None = None) -> list[dict[str, Tensor]]:
     if bad is not None:
         made[bad]["x"] = torch.full((5,), torch.inf)
     return made
-
-
-class Graphs:
-    """A stand-in for CUDA graphs: replaying computes everything again and writes it where it was."""
-
-    def __init__(self, change: float = 0.0) -> None:
-        self.captured, self.replayed, self.change = 0, 0, change
-        self.engine: Engine | None = None
-
-    def __call__(self, function: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
-        written = self.written()
-        before = [tensor.detach().clone() for tensor in written]
-        with torch.random.fork_rng():  # capturing computes nothing, and draws nothing
-            results = function()
-        for tensor, value in zip(written, before, strict=True):
-            tensor.detach().copy_(value)
-        self.captured += 1
-
-        def replay() -> None:
-            self.replayed += 1
-            for old, new in zip(tensors_in(results), tensors_in(function()), strict=True):
-                old.copy_(new * (1 + self.change * self.replayed) if new.is_floating_point() else new)
-
-        return results, replay
-
-    def written(self) -> list[Tensor]:
-        """Return what graphs write besides their results: their sums."""
-        graphs = self.engine.graphs if self.engine is not None else None
-        return [] if graphs is None else [*graphs.sum.sums.values(), graphs.total, graphs.finite]
 
 
 Take = Callable[[PrivateTraining, Callable[[Any], Tensor]], Callable[[Any, torch.optim.Optimizer], bool]]

@@ -1,0 +1,108 @@
+"""Captured steps of `discreet train` are eager ones; with a stand-in for CUDA graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.planned import train
+from tests.training.graphs import Graphs, noise_on_the_cpu
+
+from discreet import DPSGD, Rng
+from discreet.core.guarantee import Caveat, Guarantee
+from discreet.data.corpus import Corpus
+from discreet.data.sources import load
+from discreet.mechanisms import normals
+from discreet.models.classifier import Classifier
+from discreet.protections import dp_sgd
+from discreet.training.capture import StepEnd
+from discreet.training.engine import Engine
+from discreet.training.independence import Kernels
+from discreet.training.settings import TrainSettings
+
+
+@pytest.fixture
+def corpus(toy_csv: Path) -> Corpus:
+    return load(toy_csv, label_names=("clinic", "ward"))
+
+
+def kernel_noise(values: Any, std: float, rng: Rng) -> Any:
+    """Add the noise that the kernel of a GPU adds, eagerly."""
+    noise = normals.RepeatedNormals(std, torch.device("cpu"))
+    noise.use(rng)
+    return noise.add(values)
+
+
+def trained(
+    corpus: Corpus, folder: Path, monkeypatch: pytest.MonkeyPatch, graphs: Graphs | None, dropout: float = 0.0
+) -> tuple[torch.Tensor, Guarantee]:
+    with monkeypatch.context() as patch:
+        noise_on_the_cpu(patch)
+        patch.setattr(dp_sgd, "add_normals", kernel_noise)
+        patch.setattr(Kernels, "can_change", property(lambda self: True))
+        if graphs is not None:
+            capture = Engine.capture
+
+            def captured(self: Engine, losses_of: Any) -> bool:
+                graphs.engine = self
+                return capture(self, losses_of, graphs)
+
+            patch.setattr(Engine, "capture", captured)
+            run = StepEnd.run
+
+            def ended(self: StepEnd, parameters: Any, optimizer: Any, *rest: Any) -> bool:
+                graphs.optimizer = optimizer
+                return run(self, parameters, optimizer, *rest)
+
+            patch.setattr(StepEnd, "run", ended)
+        model = Classifier.build(corpus, rng=Rng(1), encoder=str(folder), dropout=dropout, max_length=16)
+        settings = TrainSettings(epochs=4, batch_size=12, learning_rate=1e-2, head_share=0.0)
+        protect = DPSGD(0.5, clip_norm=0.5)
+        done = train(model, corpus, settings, seed=0, protect=protect, secret=Rng(4), max_per_unit=None)
+        assert done.guarantee is not None
+        return torch.cat([p.detach().flatten() for p in model.parameters()]), done.guarantee
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_replayed_steps_give_the_weights_of_eager_ones(
+    dropout: float, corpus: Corpus, tiny_encoder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graphs = Graphs()
+    expected, eager = trained(corpus, tiny_encoder("bert"), monkeypatch, None, dropout)
+    result, promise = trained(corpus, tiny_encoder("bert"), monkeypatch, graphs, dropout)
+    assert graphs.captured and graphs.replayed > 2 * graphs.captured
+    torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-6)
+    assert promise == eager and promise.caveats == {Caveat.FIXED_SEED}
+
+
+def test_a_graph_in_which_units_change_each_other_is_not_used(
+    corpus: Corpus, tiny_encoder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graphs = Graphs(change=1e-6)
+    expected, _ = trained(corpus, tiny_encoder("bert"), monkeypatch, None)
+    result, promise = trained(corpus, tiny_encoder("bert"), monkeypatch, graphs)
+    assert graphs.captured and torch.equal(result, expected)
+    assert promise.caveats == {Caveat.FIXED_SEED}  # the eager kernels do not
+
+
+def test_a_unit_that_is_not_finite_is_left_out_by_an_eager_step(
+    corpus: Corpus, tiny_encoder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step begins again: its parts are the same, and so is its noise."""
+    begun: list[int] = []
+    begin = Engine.begin
+
+    def counted(self: Engine, source: Rng, step: int, run: str = "") -> None:
+        begun.append(step)
+        begin(self, source, step, run)
+
+    monkeypatch.setattr(Engine, "begin", counted)
+    monkeypatch.setattr(Engine, "is_finite", property(lambda self: begun[-1] != 3 or begun.count(3) > 1))
+    expected, _ = trained(corpus, tiny_encoder("bert"), monkeypatch, None)
+    begun.clear()
+    result, _ = trained(corpus, tiny_encoder("bert"), monkeypatch, Graphs())
+    assert begun.count(3) == 2 and begun.count(2) == 1
+    torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-6)
