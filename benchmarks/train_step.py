@@ -56,7 +56,7 @@ def bert_base(minilm: Path, folder: Path) -> Path:
 
 def corpora(data: str, rows: int) -> dict[str, Corpus]:
     """Return SST-2, and as many texts that fill 64 tokens."""
-    sst2 = load(data).split("train").take(range(rows))
+    sst2 = load(data, label_names=("0", "1")).split("train").take(range(rows))
     words = [text.split() for text in sst2.texts]
     long = tuple(" ".join((words[i] + words[(i + 1) % rows] + ["film"] * LENGTH)[:LENGTH]) for i in range(rows))
     return {"fixed": replace(sst2, texts=long), "sst2": sst2}
@@ -118,14 +118,13 @@ def whole_steps(folder: Path, corpus: Corpus, batch: int, steps: int, profile: b
     medians = {name: statistics.median(values) for name, values in times.items()}
     drawn = private.plan.sampler.draw(steps - 1, len(private.units), private.source.fork("sampler"))
     parts = private.parts_of(drawn)
-    graphs = private.engine.graphs
     result = {
         **medians,
         "ratio": medians["private"] / medians["plain"],
         "blocks": {name: [round(value, 3) for value in values] for name, values in times.items()},
         "seconds to prepare": prepared,
         "parts": [[part.units, part.width, part.real] for part in parts],
-        "captured": 0 if graphs is None else sum(one is not None for one in graphs._known.values()),
+        "captured": sum(one is not None for one in private.parts._captured.values()),
         "shapes": [list(pair) for pair in private.parts.shapes.rows],
         "plain attention": private.parts.kernels.plain_attention,
         "caveats": sorted(caveat.value for caveat in private.account.caveats),

@@ -50,7 +50,8 @@ class Graphs:
         graphs, kept = self.engine.graphs, list(self.engine.parameters.values())
         states = [] if self.optimizer is None else self.optimizer.state.values()
         known = [value for state in states for value in state.values() if isinstance(value, Tensor)]
-        return [*graphs.sum.sums.values(), graphs.total, graphs.finite, *kept, *known]
+        lanes = [tensor for lane in graphs.lanes for tensor in (*lane.sum.sums.values(), lane.total, lane.finite)]
+        return [*lanes, *kept, *known]
 
 
 def noise_on_the_cpu(monkeypatch: Any) -> None:

@@ -489,10 +489,12 @@ class PrivateTraining:
     def _take_by_graph(self, batch: Any, opened: _Open, checked: bool) -> bool:
         """Add a part by a graph, where its shape repeats; return whether."""
         graphs, recording, plain = self._engine.graphs, self._recording, self._plain_attention
-        if graphs is None or recording is None or not graphs.is_repeated(batch, opened.part, plain):
+        if graphs is None or recording is None:
             return False
         recording.pause()
-        captured = self._engine.replay(batch, opened.part, plain, self._check)
+        captured = graphs.find(batch, opened.part, plain, self._check)
+        if captured is not None:
+            self._engine.replay(captured, batch, opened.part)
         if captured is None or not self._engine.merge():
             recording.start()
             return False

@@ -9,6 +9,7 @@ for bit, on made-up rows in a graph of their own.
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,13 +20,14 @@ import torch
 from torch import Tensor
 
 from discreet.clipping.independence import recorded
+from discreet.clipping.slots import Units
 from discreet.clipping.tape import Tape
 from discreet.core.nested import constants_in, mapped, tensors_in
 from discreet.core.randomness import Rng
 from discreet.data.shapes import Part
 from discreet.mechanisms.normals import RepeatedNormals
 from discreet.protections.base import GradientProtection
-from discreet.protections.private_sum import PrivateSum, move, set_gradients
+from discreet.protections.private_sum import PrivateSum, Sums, move, set_gradients
 from discreet.training.draws import ConstantDraws
 from discreet.training.recording import Modes, Shape, modes_of, shapes_seen
 
@@ -35,6 +37,7 @@ Capture = Callable[[Callable[[], T]], tuple[T, Callable[[], None]]]
 Losses = Callable[[Any], Tensor]
 
 _MOST_SHAPES = 16  # a graph keeps its memory, so shapes beyond these are computed eagerly
+_MOST_LANES, _BYTES_OF_LANES = 8, 1 << 31  # copies of all sums that are kept
 _CONSTANTS = (int, float, str, bool, bytes, type(None))
 
 
@@ -49,10 +52,53 @@ class Trial(Protocol):
         ...
 
 
+class Lane:
+    """Memory and a stream of some graphs: the sums that they add to, the sum of losses, and whether units are finite.
+
+    Graphs of different lanes run at the same time; those of one share the memory that they compute in. The results lie
+    outside of that memory.
+    """
+
+    def __init__(self, tape: Tape, protect: GradientProtection, device: torch.device, capture: Capture[Any] | None):
+        """Start with sums of zero; by default CUDA graphs are captured, on a stream of the lane's own."""
+        self.stream = torch.cuda.Stream(device) if capture is None else None  # type: ignore[no-untyped-call]
+        self.capture = cuda_graphs(self.stream) if capture is None else capture
+        self.sum = PrivateSum(protect, tape)
+        self.sum.complete(Rng(0))
+        self.total, self.finite = torch.zeros((), device=device), torch.ones((), dtype=torch.bool, device=device)
+
+    def clear(self) -> None:
+        """Start another sum, in the same memory."""
+        if self.sum.parts:
+            torch._foreach_zero_(list(self.sum.sums.values()))
+            self.sum.parts = 0
+            self.total.zero_()
+            self.finite.fill_(True)
+
+    def run(self, captured: Captured, batch: Any, weights: Tensor) -> None:
+        """Add a part to the sums."""
+        self.join()
+        fill(captured.inputs, batch)
+        captured.weights.copy_(weights, non_blocking=True)
+        if self.stream is None:
+            captured.replay()
+        else:
+            self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
+            with torch.cuda.stream(self.stream):
+                captured.replay()
+        self.sum.parts += 1
+
+    def join(self) -> None:
+        """Let what follows on the current stream wait for the lane."""
+        if self.stream is not None and self.sum.parts:
+            torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)
+
+
 @dataclass(frozen=True)
 class Captured:
     """A captured part: where its rows and their weights go."""
 
+    lane: Lane
     inputs: tuple[Tensor, ...]
     weights: Tensor
     replay: Callable[[], None]
@@ -62,12 +108,11 @@ class Captured:
 
 
 class PartGraphs:
-    """The graphs of a training's parts, by the shape of what the loss function is given; all add to the same sums.
+    """The graphs of a training's parts, by the shape of what the loss function is given.
 
-    `sum` are the sums of the parts since `clear`, `total` is the sum of their losses, and `finite` is whether the
-    gradients of all their units are. A graph does not treat a unit apart whose gradient is not finite: then the sums
-    are of no use, and all parts must be computed eagerly, where such a unit adds nothing. These results lie outside of
-    the memory that the graphs share.
+    A graph does not treat a unit apart whose gradient is not finite: then the sums are of no use, and all parts must be
+    computed eagerly, where such a unit adds nothing. Small models have a lane for each shape, so that the parts of a
+    batch are computed at the same time; larger ones have one lane, because each holds a copy of all sums.
 
     Guarantee: none of its own. The sums are those of `PrivateSum`, and private until noise is added.
     """
@@ -76,85 +121,101 @@ class PartGraphs:
         self, tape: Tape, protect: GradientProtection, losses_of: Losses, capture: Capture[Any] | None = None
     ) -> None:
         """Start without graphs; `capture` is `cuda_graphs()` by default."""
-        self.tape, self.losses_of = tape, losses_of
-        self.sum = PrivateSum(protect, tape)
-        device = next(tape.model.parameters()).device
-        self.total, self.finite = torch.zeros((), device=device), torch.ones((), dtype=torch.bool, device=device)
-        self._capture = cuda_graphs() if capture is None else capture
+        self.tape, self.protect, self.losses_of = tape, protect, losses_of
+        self.device = next(tape.model.parameters()).device
+        self.lanes: list[Lane] = []
+        self._how = capture
+        trained = sum(p.numel() for p in tape.model.parameters() if p.requires_grad)
+        self._most_lanes = max(1, min(_MOST_LANES, _BYTES_OF_LANES // max(1, 4 * trained)))
         self._known: dict[object, Captured | None] = {}  # None: to be computed eagerly
         self._seen: set[object] = set()
+        self._shared = 0  # shapes without a lane of their own
+
+    @property
+    def parts(self) -> int:
+        """How many parts were added since `clear`."""
+        return sum(lane.sum.parts for lane in self.lanes)
 
     def clear(self) -> None:
-        """Start another sum, in the same memory."""
-        if not self.sum.parts:
-            return
-        torch._foreach_zero_(list(self.sum.sums.values()))
-        self.sum.parts = 0
-        self.total.zero_()
-        self.finite.fill_(True)
+        """Start another sum."""
+        for lane in self.lanes:
+            lane.join()
+            lane.clear()
 
-    def is_ready(self, batch: Any, part: Part, plain_attention: bool) -> bool:
-        """Return whether a graph of this part was captured."""
-        return self._known.get(self._key(batch, part, plain_attention)) is not None
+    def finite(self) -> bool:
+        """Return whether the gradients of all units since `clear` are finite; this waits for the device."""
+        active = self._joined()
+        return not active or bool(torch.stack([lane.finite for lane in active]).all())
 
-    def is_repeated(self, batch: Any, part: Part, plain_attention: bool) -> bool:
-        """Return whether a part can be computed by a graph from now on: its shape occurs for the second time."""
+    def total(self) -> Tensor:
+        """Return the sum of the losses since `clear`."""
+        active = self._joined()
+        return torch.stack([lane.total for lane in active]).sum() if active else torch.zeros((), device=self.device)
+
+    def sums(self) -> Sums:
+        """Return the sums of all parts since `clear`, always in the same memory."""
+        first = self.lanes[0]
+        for lane in self._joined():
+            if lane is not first:
+                torch._foreach_add_(list(first.sum.sums.values()), list(lane.sum.sums.values()))
+                first.sum.parts += lane.sum.parts
+                lane.clear()
+        return first.sum.sums
+
+    def find(self, batch: Any, part: Part, plain_attention: bool, trial: Trial | None) -> Captured | None:
+        """Return the graph of a part if its shape occurs for the second time; None if it must be computed eagerly."""
         key = self._key(batch, part, plain_attention)
-        if key is None or key in self._known or key in self._seen:
-            return key is not None and self._known.get(key, self) is not None
-        if len(self._seen) < _MOST_SHAPES:
-            self._seen.add(key)
-        return False
-
-    def run(
-        self, batch: Any, part: Part, weights: Tensor, plain_attention: bool, trial: Trial | None
-    ) -> Captured | None:
-        """Add a part to the sums by a graph; return None, and add nothing, if it must be computed eagerly."""
-        key = self._key(batch, part, plain_attention)
+        if key is None or self._known.get(key, self) is None:
+            return None
+        if key not in self._known and key not in self._seen:
+            if len(self._seen) < _MOST_SHAPES:
+                self._seen.add(key)
+            return None
         if key not in self._known:
             self._known[key] = self._captured(batch, part, trial)
-        captured = self._known[key]
-        if captured is None:
-            return None
-        fill(captured.inputs, batch)
-        captured.weights.copy_(weights, non_blocking=True)
-        captured.replay()
-        self.sum.parts += 1
-        return captured
+        return self._known[key]
 
-    def prepare(self, batch: Any, part: Part, plain_attention: bool, trial: Trial) -> None:
-        """Capture a part before it occurs, from made-up rows; one in which units change each other stays eager."""
-        key = self._key(batch, part, plain_attention)
-        if key is None or key in self._known or len(self._known) >= _MOST_SHAPES:
-            return
+    def prepare(self, batch: Any, part: Part, trial: Trial) -> Captured | None:
+        """Return the graph of a part that is captured from made-up rows, if units do not change each other in it."""
         captured = self._captured(batch, part, trial, warn=False)
-        self._known[key] = captured if captured is not None and captured.independent else None
+        return captured if captured is not None and captured.independent else None
 
     def forget(self) -> None:
         """Drop all graphs, and the memory that they use."""
         self.clear()
-        self._known, self._seen = {}, set()
+        self._known, self._seen, self.lanes = {}, set(), []
+
+    def _joined(self) -> list[Lane]:
+        active = [lane for lane in self.lanes if lane.sum.parts]
+        for lane in active:
+            lane.join()
+        return active
 
     def _key(self, batch: Any, part: Part, plain_attention: bool) -> object | None:
         """Return what decides the kernels of a part, or None if it cannot be captured."""
-        if part.rows_each > 1:
-            return None  # how rows are grouped into units is read from the device
         constants = tuple(constants_in(batch))
         if not all(isinstance(constant, _CONSTANTS) for constant in constants):
             return None
         shapes = tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors_in(batch))
-        return shapes, constants, part.units, plain_attention, modes_of(self.tape.model)
+        return shapes, constants, part.units, part.rows_each, plain_attention, modes_of(self.tape.model)
+
+    def _lane(self) -> Lane:
+        """Return a lane for another shape."""
+        if len(self.lanes) < self._most_lanes:
+            self.lanes.append(Lane(self.tape, self.protect, self.device, self._how))
+            return self.lanes[-1]
+        self._shared += 1
+        return self.lanes[self._shared % len(self.lanes)]
 
     def _captured(self, batch: Any, part: Part, trial: Trial | None, *, warn: bool = True) -> Captured | None:
-        device = next(self.tape.model.parameters()).device
+        device, lane = self.device, self._lane()
         static = mapped(batch, lambda value: value.to(device, copy=True) if isinstance(value, Tensor) else value)
-        inputs, weights = tuple(tensors_in(static)), torch.ones(part.units, device=device)
-        if not self.sum.sums:
-            self.sum.complete(Rng(0))  # zeros, which all graphs add to
+        inputs, weights = tuple(tensors_in(static)), torch.ones(len(part.rows), device=device)
+        units = Units.regular(part.units, part.rows_each, device)
         try:
-            independent = trial is not None and self._is_independent(trial, static, inputs, part)
+            independent = trial is not None and self._is_independent(trial, static, inputs, part, units, lane)
             with shapes_seen(self.tape.model) as seen:
-                _, again = self._capture(lambda: self._add(static, weights))
+                _, again = lane.capture(lambda: self._add(static, weights, units, lane))
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
@@ -165,34 +226,37 @@ class PartGraphs:
                     stacklevel=4,
                 )
             return None
-        return Captured(inputs, weights, again, seen.shape, seen.modes, independent)
+        return Captured(lane, inputs, weights, again, seen.shape, seen.modes, independent)
 
-    def _add(self, batch: Any, weights: Tensor) -> None:
-        """Add a part to the results."""
+    def _add(self, batch: Any, weights: Tensor, units: Units, lane: Lane) -> None:
+        """Add a part to the results of a lane."""
         with self.tape:
             losses = self.losses_of(batch)
         seeds = weights.to(losses.dtype)
-        record = self.tape.backward(losses, seeds=seeds)
-        self.finite.logical_and_(torch.isfinite(record.norms()).all())
-        self.total.add_((losses.detach() * seeds).sum())
-        self.sum.add(record, Rng(0))
+        record = self.tape.backward(losses, units, seeds=seeds)
+        lane.finite.logical_and_(torch.isfinite(record.norms()).all())
+        lane.total.add_((losses.detach() * seeds).sum())
+        lane.sum.add(record, Rng(0))
 
-    def _is_independent(self, trial: Trial, static: Any, inputs: Sequence[Tensor], part: Part) -> bool:
+    def _is_independent(
+        self, trial: Trial, static: Any, inputs: Sequence[Tensor], part: Part, units: Units, lane: Lane
+    ) -> bool:
         """Return whether a graph of made-up units computes each of them by itself, bit for bit."""
         if part.units == 1:
             return True
         graph: list[tuple[list[Tensor], Callable[[], None]]] = []
+        others = itertools.count()
 
         def values() -> list[Tensor]:
             with self.tape, ConstantDraws():
                 losses = self.losses_of(static)
-            return recorded(self.tape.backward(losses))
+            return recorded(self.tape.backward(losses, units))
 
         def values_of(batch: Any) -> list[Tensor]:
             if not graph:
-                graph.append(self._capture(values))
+                graph.append(lane.capture(values))
             if not fill(inputs, batch):
-                return [torch.rand(part.units, device=inputs[0].device)]  # of another shape: never the same bits
+                return [torch.full((part.units,), float(next(others)))]  # of another shape: never the same bits
             graph[0][1]()
             return graph[0][0]
 
@@ -210,6 +274,7 @@ class StepEnd:
     def __init__(self, graphs: PartGraphs, size: float, capture: Capture[Any] | None = None) -> None:
         """Take the graphs of the parts, whose sums are ended, and the expected size of a batch."""
         self.graphs, self.size = graphs, size
+        self._fits: bool | None = None
         self._capture = cuda_graphs() if capture is None else capture
         self._noise: RepeatedNormals | None = None
         self._ends: tuple[object, list[Tensor], Callable[[], None]] | None = None  # of an optimizer
@@ -219,9 +284,10 @@ class StepEnd:
         self, parameters: Mapping[str, torch.nn.Parameter], optimizer: torch.optim.Optimizer, source: Rng, step: int
     ) -> bool:
         """End a step by the graph; return False, and do nothing, if it must be ended eagerly."""
-        std = self.graphs.sum.protect.step_noise
-        sums = self.graphs.sum.sums
-        if std is None or not sums or not all(map(RepeatedNormals.fits, sums.values())):
+        std, sums = self.graphs.protect.step_noise, self.graphs.sums()
+        if self._fits is None:
+            self._fits = all(map(RepeatedNormals.fits, sums.values()))
+        if std is None or not self._fits:
             return False
         if self._warm is not optimizer:
             self._warm, self._ends = optimizer, None
@@ -258,8 +324,10 @@ def side_stream(device: torch.device) -> Iterator[None]:
     current.wait_stream(stream)
 
 
-def cuda_graphs() -> Capture[Any]:
-    """Return a function that captures CUDA graphs, which share one pool of memory.
+def cuda_graphs(stream: torch.cuda.Stream | None = None) -> Capture[Any]:
+    """Return a function that captures CUDA graphs on a stream; they share one pool of memory.
+
+    Graphs that were captured on one stream share its workspaces too, so they must not run at the same time.
 
     The pool is kept with the last graph: the allocator fails if a graph is captured into a pool whose graphs are gone.
     """
@@ -275,7 +343,7 @@ def cuda_graphs() -> Capture[Any]:
         cached = torch.is_autocast_cache_enabled()
         torch.set_autocast_cache_enabled(False)
         try:
-            with torch.cuda.graph(graph, pool=pool[0]):
+            with torch.cuda.graph(graph, pool=pool[0], stream=stream):
                 results = function()
         finally:
             torch.set_autocast_cache_enabled(cached)

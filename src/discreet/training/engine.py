@@ -22,12 +22,13 @@ from torch import Tensor, nn
 
 from discreet.clipping.independence import fixed_kernels
 from discreet.clipping.record import Record
+from discreet.clipping.slots import Units
 from discreet.clipping.tape import Tape
 from discreet.core.randomness import Rng
 from discreet.data.shapes import Part
 from discreet.protections.base import GradientProtection
 from discreet.protections.private_sum import PrivateSum, Sums, move, set_gradients
-from discreet.training.capture import Capture, Captured, PartGraphs, StepEnd, Trial, side_stream
+from discreet.training.capture import Capture, Captured, PartGraphs, StepEnd, side_stream
 from discreet.training.processes import Processes
 
 Losses = Callable[[Any], Tensor]  # of a collated part, one for each row
@@ -130,33 +131,28 @@ class Engine:
         alone.add(record, self._directions(0))
         return alone.sums
 
-    def replay(self, batch: Any, part: Part, plain_attention: bool, trial: Trial | None = None) -> Captured | None:
-        """Add a part by its graph; return None, and add nothing, if it must be computed eagerly.
-
-        After the last part of a step, `is_finite` says whether the graphs' sums can be used.
-        """
-        assert self.graphs is not None
-        with fixed_kernels(plain_attention):
-            return self.graphs.run(batch, part, weights_of(part), plain_attention, trial)
+    def replay(self, captured: Captured, batch: Any, part: Part) -> None:
+        """Add a part by its graph; after the last one, `is_finite` says whether the sums can be used."""
+        captured.lane.run(captured, batch, weights_of(part))
 
     @property
     def is_finite(self) -> bool:
         """Whether all units that graphs have added since `begin` had finite gradients; if not, begin again eagerly."""
-        return self.graphs is None or not self.graphs.sum.parts or bool(self.graphs.finite)
+        return self.graphs is None or self.graphs.finite()
 
     def merge(self) -> bool:
         """Add what graphs have added to the sums of eager parts, if it is finite; return whether."""
         assert self.graphs is not None
         if finite := self.is_finite:
-            self._sum.add_sums(self.graphs.sum.sums)
+            self._sum.add_sums(self.graphs.sums())
         self.graphs.clear()
         return finite
 
     def sums(self) -> Sums:
         """Return the sums of the whole batch, by parameter: zeros if it has no unit."""
-        if self.graphs is not None and self.graphs.sum.parts:
+        if self.graphs is not None and self.graphs.parts:
             if not self._sum.parts:
-                return self.graphs.sum.sums
+                return self.graphs.sums()
             self.merge()
         return self._sum.complete(self._source.fork("directions", self._step))
 
@@ -180,7 +176,7 @@ class Engine:
     def finish(self, optimizer: torch.optim.Optimizer) -> None:
         """Release the sums of the step and step the optimizer: as one graph where all parts were captured."""
         graphs = self.graphs
-        by_graphs = graphs is not None and graphs.sum.parts > 0 and not self._sum.parts
+        by_graphs = graphs is not None and graphs.parts > 0 and not self._sum.parts
         if by_graphs and self._end is not None and self._end.run(self.parameters, optimizer, self._source, self._step):
             self.abandon()
             return
@@ -199,10 +195,10 @@ class Engine:
         seeds: Tensor | None = None
         if part is not None:
             seeds = weights_of(part, weights).to(losses.device, losses.dtype)
-            if part.rows_each > 1:
-                owners = torch.arange(part.units, device=losses.device).repeat_interleave(part.rows_each)
-        owners = None if owners is None else owners.to(losses.device)
-        record = self.tape.backward(losses, owners, seeds=seeds)
+            units: Tensor | Units | None = Units.regular(part.units, part.rows_each, losses.device)
+        else:
+            units = None if owners is None else owners.to(losses.device)
+        record = self.tape.backward(losses, units, seeds=seeds)
         if part is not None:
             record.padding = part.units - part.real
         return record, losses.detach() if seeds is None else losses.detach() * seeds

@@ -204,12 +204,14 @@ class IndependenceCheck:
         return len(outcomes) == 1 and outcomes[0] is not None and outcomes[0] == shape
 
     def is_independent_in(self, part: Part, values_of: Callable[[Any], Sequence[Tensor]]) -> bool:
-        """Return whether made-up units have the same bits whatever others are in a part of this size, one row each.
+        """Return whether made-up units have the same bits whatever others are in a part of this size.
 
         `values_of` returns tensors with one entry for each unit of a collated part; it replaces random draws itself.
         """
         with self._quiet():
-            return bitwise_invariant(lambda chosen: values_of(self._batch(chosen.tolist())), part.units, 1)
+            return bitwise_invariant(
+                lambda chosen: values_of(self._batch(_rows_of(chosen, part.rows_each))), part.units, 1
+            )
 
     def rows_that_fit(self) -> int | None:
         """Return how many rows of a part fit a GPU's memory, from the peaks of two made-up parts; None elsewhere."""
@@ -358,7 +360,7 @@ class IndependenceCheck:
         owners = torch.arange(units, device=self._device).repeat_interleave(rows_each) if rows_each > 1 else None
 
         def values_of(chosen: Tensor) -> list[Tensor]:
-            numbers = (chosen[:, None] * rows_each + torch.arange(rows_each)).flatten().tolist()
+            numbers = _rows_of(chosen, rows_each)
             with shapes_seen(self.tape.model) as seen, self.tape, ConstantDraws():
                 losses = self._losses(numbers)
             shapes.add(seen.shape)
@@ -387,6 +389,12 @@ class IndependenceCheck:
             finally:
                 for module, training in zip(modules, before, strict=True):
                     module.training = training
+
+
+def _rows_of(units: Tensor, each: int) -> list[int]:
+    """Return the numbers of the rows of some units, each of which has so many."""
+    numbers: list[int] = (units[:, None] * each + torch.arange(each)).flatten().tolist()
+    return numbers
 
 
 def _is_real(value: Any) -> bool:

@@ -26,11 +26,13 @@ from discreet.data.batches import Batch, Tokens, Vectors
 from discreet.data.shapes import Part, Shapes
 from discreet.models.base import TextModel
 from discreet.models.encode import UNPADDED, pool_of
+from discreet.training.capture import Captured
 from discreet.training.engine import Engine
 from discreet.training.independence import BYTES_A_WEIGHT, Kernels, rows_that_fit, without_zeros
 
 _SHARE_OF_MEMORY = 0.8  # share of the free memory for one part; the allocator cannot use all of it
 _TEST_TOKENS = 2048  # tokens in the smaller of two synthetic parts whose peak memory is compared
+_MOST_GRAPHS = 16  # a graph keeps its memory: parts of other shapes are computed eagerly
 Kind = tuple[int, int, int]  # units of a part, rows of each, and padded width
 
 
@@ -61,6 +63,7 @@ class PrivateParts:
     def __post_init__(self) -> None:
         """Start without any shape that was tested."""
         self.kernels: Kernels[Kind, bool] = Kernels(self.model.device, self._is_independent)
+        self._captured: dict[Kind, Captured | None] = {}
 
     @classmethod
     def of(
@@ -75,7 +78,8 @@ class PrivateParts:
         """Return the parts for a model, from the expected number of units and the memory of a synthetic step."""
         tokens = isinstance(rows, Tokens)
         device = model.device.type if tokens else "cuda"  # vectors are cheap: few large parts on any device
-        shapes = Shapes.of(device, model.max_length if tokens else 1, expected_units)
+        captured = tokens and device == "cuda" and not engine.protect.draws_to_gather
+        shapes = Shapes.of(device, model.max_length if tokens else 1, expected_units, captured=captured)
         parts = cls(model, engine, rows, precision, shapes, most_rows=most_rows)
         return parts.fitted() if tokens else parts
 
@@ -146,12 +150,11 @@ class PrivateParts:
 
     def add(self, part: Part, number: int, *, eager: bool = False) -> Tensor | None:
         """Add a part of a batch to the engine's step; return its losses if it was computed eagerly."""
-        batch, plain = self.batch(part), self.kernels.plain_attention
-        graphs = self.engine.graphs
-        if not eager and graphs is not None and graphs.is_ready(batch, part, plain):
-            self.engine.replay(batch, part, plain)
+        batch, captured = self.batch(part), self._captured.get(part.shape)
+        if captured is not None and not eager:
+            self.engine.replay(captured, batch, part)
             return None
-        return self.engine.take(self.losses_of, batch, part, number, plain)
+        return self.engine.take(self.losses_of, batch, part, number, self.kernels.plain_attention)
 
     def is_independent_in(self, part: Part, values_of: Callable[[Any], Sequence[Tensor]]) -> bool:
         """Return whether synthetic units have the same bits whatever others are in a part of this shape.
@@ -174,24 +177,18 @@ class PrivateParts:
 
     def _recorded(self, batch: Batch, part: Part) -> Record:
         """Return the record of synthetic units."""
-        tape, owners = self.engine.tape, None
-        with fixed_kernels(self.kernels.plain_attention):
-            with tape:
-                losses = self.losses_of(batch)
-            if part.rows_each > 1:
-                owners = torch.arange(part.units, device=losses.device).repeat_interleave(part.rows_each)
-            return tape.backward(losses, owners)
+        return self.engine.record(self.losses_of, batch, part, self.kernels.plain_attention)[0]
 
     def _capture(self, grid: Sequence[Kind]) -> None:
         """Capture parts of all shapes as graphs, where the device allows it."""
         if self.engine.graphs is None and not self.engine.capture(self.losses_of):
             return
-        for kind in grid:
+        assert self.engine.graphs is not None
+        for kind in sorted(grid, key=lambda kind: kind[1:])[:_MOST_GRAPHS]:
             part = _made_up(kind)
             batch = self._made_up_batch(part.units * part.rows_each, part.width)
             with fixed_kernels(self.kernels.plain_attention):
-                assert self.engine.graphs is not None
-                self.engine.graphs.prepare(batch, part, self.kernels.plain_attention, self)
+                self._captured[kind] = self.engine.graphs.prepare(batch, part, self)
 
     def _made_up_batch(self, rows: int, width: int) -> Batch:
         return self.rows.made_up(rows, width, len(self.model.tokenizer), self.model.classes, Rng(0), padded=False)
@@ -214,7 +211,7 @@ class PrivateParts:
 
     def _forget(self, plain_attention: bool | None = None) -> None:
         self.kernels.forget(plain_attention)
-        self._prepared = False
+        self._captured, self._prepared = {}, False
         if self.engine.graphs is not None:
             self.engine.graphs.forget()
 

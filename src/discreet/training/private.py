@@ -38,6 +38,15 @@ Rows = npt.NDArray[np.int64]
 _TEST_ROWS, _TEST_TOKENS = 6, 6  # size of the synthetic batch that shows whether a model mixes its rows
 
 
+@dataclass(frozen=True)
+class Planned:
+    """The batch of a step: the units that were drawn, those that are not empty records, and their parts."""
+
+    drawn: Rows
+    units: Rows
+    parts: list[Part]
+
+
 @dataclass
 class PrivateStep(Step):
     """A step whose gradient passes through a protection before it is used.
@@ -65,6 +74,7 @@ class PrivateStep(Step):
         most_rows = 1 if self.plan.unit == EACH_ROW else self.plan.max_per_unit
         precision = self.plan.settings.precision
         expected = max(1, math.ceil(size))
+        self._ahead: tuple[tuple[int, str], Planned] | None = None
         self.parts = PrivateParts.of(self.model, self.engine, self.rows, precision, expected, most_rows)
 
     @classmethod
@@ -156,21 +166,19 @@ class PrivateStep(Step):
             with only_head(self.model):
                 return self.head_step()(step)
         self.first = None
-        units = drawn = self.plan.sampler.draw(step, len(self.units), self.source.fork("sampler"))
-        if self.zeroed is not None:
-            units = units[~self.zeroed[units]]
         self.parts.prepare()  # an empty batch has no shapes to test
         gathered = None
         while gathered is None:
             with suppress(torch.OutOfMemoryError):
-                parts = self.parts_of(units)  # tests new shapes, whose results belong to the terms of the spend
+                planned = self.planned(step)  # tests new shapes, whose results belong to the terms of the spend
                 self._note_kernels()
                 # The name is a hash of everything that determines the batch and the noise. Another secret, corpus or
                 # setting is another spend; the same step in smaller parts, after memory ran out, is not.
                 self.account.spend(self.plan.step_cost(step))
-                gathered = self.gather(parts, step)
+                gathered = self.gather(planned.parts, step)
             if gathered is None:
                 self.parts.shrink()
+                self._ahead = None
         loss, count = gathered
         if self.canaries is None:
             self.engine.finish(self.optimizer)
@@ -179,8 +187,9 @@ class PrivateStep(Step):
         self.canaries.plant(sums, step, self.source.fork("canaries"))
         released = self.engine.released(sums)
         self.canaries.read(released, sums)
+        units = planned.units
         rows = len(self.units.of_units(units)[0]), count
-        self.canaries.watch(Taken(step, drawn, len(self.units), rows, partial(self.measure, units, step)))
+        self.canaries.watch(Taken(step, planned.drawn, len(self.units), rows, partial(self.measure, units, step)))
         self.engine.set_gradients(released)
         self.engine.move(self.optimizer)
         return loss, count
@@ -196,12 +205,24 @@ class PrivateStep(Step):
                 parameter.grad = None
         return self.first
 
+    def planned(self, step: int) -> Planned:
+        """Return the batch of a step: drawn now, or while the device computed the step before."""
+        if self._ahead is not None and self._ahead[0] == (step, self.account.run):
+            return self._ahead[1]
+        units = drawn = self.plan.sampler.draw(step, len(self.units), self.source.fork("sampler"))
+        if self.zeroed is not None:
+            units = units[~self.zeroed[units]]
+        return Planned(drawn, units, self.parts_of(units))
+
     def gather(self, parts: Sequence[Part], step: int) -> tuple[Tensor | None, int]:
         """Add the parts of a batch to the sums of a step; return their mean loss and their number of rows.
 
         A unit whose gradient is not finite adds nothing, which only an eager part can do: then all parts are eager.
         """
         total = self._add(parts, step, eager=False)
+        graphs = self.engine.graphs
+        if graphs is not None and graphs.parts and step + 1 < self.steps:
+            self._ahead = (step + 1, self.account.run), self.planned(step + 1)  # while the device computes
         if not self.engine.is_finite:
             total = self._add(parts, step, eager=True)
         count = sum(int((part.rows >= 0).sum()) for part in parts)
@@ -217,7 +238,7 @@ class PrivateStep(Step):
             if losses is not None:
                 total += losses.sum()
         graphs = self.engine.graphs
-        return total if graphs is None else total + graphs.total
+        return total if graphs is None else total + graphs.total()
 
     def measure(self, units: Rows, step: int, scales: tuple[float, ...]) -> tuple[list[dict[str, Tensor]], int]:
         """Return the protected sums of the fullest part of a batch, with the loss of one unit times each of `scales`.

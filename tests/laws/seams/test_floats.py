@@ -256,7 +256,7 @@ _NOT_NOISE = {
     "protections/local/release.py": 1,
     "protections/local/projection.py": 3,
     "mechanisms/sphere_kernels.py": 2,
-    "training/parts.py": 1,
+    "training/independence.py": 1,
 }
 _NOISE = {"mechanisms/normals.py", "mechanisms/laplace.py"}
 
