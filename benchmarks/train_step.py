@@ -3,16 +3,18 @@
 python -m benchmarks.train_step DATA/sst2 --minilm FOLDER         MiniLM and BERT-base, batches of 256 and 4,096
 python -m benchmarks.train_step DATA/sst2 --minilm FOLDER --parts what one part of each shape costs, private and plain
 
-Both sides are the steps of `discreet train`, taken in turn in one process, in bf16, with the settings that dp-sgd has
-by default (all layers but the embeddings, no dropout) on either side. A private step draws its units, counts its cost,
-reads their rows, replays its parts and ends with noise in float64 and the optimizer; a plain one reads a shuffled batch
-and replays forward, backward, clip and optimizer. `sst2` are rows of SST-2, whose lengths differ; `fixed` are made-up
-rows of 64 tokens. BERT-base has random weights. Times are medians over blocks of steps.
+Both sides are the steps of `discreet train`, taken in one process, in turn where both fit the memory, in bf16, with the
+settings that dp-sgd has by default (all layers but the embeddings, no dropout) on either side. A private step draws its
+units, counts its cost, reads their rows, replays its parts and ends with noise in float64 and the optimizer; a plain
+one reads a shuffled batch and replays forward, backward, clip and optimizer. `sst2` are rows of SST-2, whose lengths
+differ; `fixed` are texts that fill 64 tokens, where longer ones are truncated. BERT-base has random weights. Times are
+medians over blocks of steps.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import statistics
 import tempfile
@@ -62,9 +64,11 @@ def corpora(data: str, rows: int) -> dict[str, Corpus]:
     return {"fixed": replace(sst2, texts=long), "sst2": sst2}
 
 
-def steps_of(folder: Path, corpus: Corpus, batch: int, private: bool, steps: int) -> tuple[Step, Callable[[int], None]]:
+def steps_of(
+    folder: Path, corpus: Corpus, batch: int, private: bool, steps: int, length: int | None = LENGTH
+) -> tuple[Step, Callable[[int], None]]:
     """Return the step of a training, and a function that takes it."""
-    settings = ModelSettings(str(folder), train="all", embeddings=False, dropout=0.0, max_length=LENGTH)
+    settings = ModelSettings(str(folder), train="all", embeddings=False, dropout=0.0, max_length=length)
     model = Classifier.build(corpus, settings, rng=Rng(1)).to(torch.device("cuda"))
     protect = DPSGD(noise_multiplier=1.0) if private else None
     # The values that dp-sgd has by default, on both sides.
@@ -106,24 +110,33 @@ def blocks(takes: dict[str, Callable[[int], None]], steps: int, warm: int) -> di
     return seconds
 
 
-def whole_steps(folder: Path, corpus: Corpus, batch: int, steps: int, profile: bool) -> dict[str, Any]:
+def whole_steps(folder: Path, corpus: Corpus, batch: int, length: int | None, profile: bool) -> dict[str, Any]:
+    """Return the times of both sides; one after the other where both together do not fit the memory."""
+    steps = 72 if batch <= 1024 else 36
+    warm = 12 if batch <= 1024 else 6
+    together = batch * (length or 64) < 1 << 17
+    times: dict[str, list[float]] = {}
+    plain = steps_of(folder, corpus, batch, False, steps, length)[1]
+    if not together:
+        times |= blocks({"plain": plain}, steps, warm)
+        del plain
+        gc.collect()
+        torch.cuda.empty_cache()
     begun = time.perf_counter()
-    private, take = steps_of(folder, corpus, batch, True, steps)
+    private, take = steps_of(folder, corpus, batch, True, steps, length)
     assert isinstance(private, PrivateStep)
     private.parts.prepare()
     prepared = time.perf_counter() - begun
-    _, plain = steps_of(folder, corpus, batch, False, steps)
-    warm = 12 if batch <= 1024 else 6
-    times = blocks({"private": take, "plain": plain}, steps, warm)
+    times |= blocks({"private": take, "plain": plain} if together else {"private": take}, steps, warm)
     medians = {name: statistics.median(values) for name, values in times.items()}
-    drawn = private.plan.sampler.draw(steps - 1, len(private.units), private.source.fork("sampler"))
-    parts = private.parts_of(drawn)
+    planned = private.planned(steps - 1)
     result = {
         **medians,
         "ratio": medians["private"] / medians["plain"],
+        "together": together,
         "blocks": {name: [round(value, 3) for value in values] for name, values in times.items()},
         "seconds to prepare": prepared,
-        "parts": [[part.units, part.width, part.real] for part in parts],
+        "parts": [[part.units, part.width, part.real] for part in planned.parts],
         "captured": sum(one is not None for one in private.parts._captured.values()),
         "shapes": [list(pair) for pair in private.parts.shapes.rows],
         "plain attention": private.parts.kernels.plain_attention,
@@ -231,9 +244,9 @@ def main() -> None:
                 )
             for text in chosen.texts:
                 for batch in chosen.batches:
-                    steps = 72 if batch <= 1024 else 36
-                    run = lambda m=model, t=text, b=batch, s=steps: whole_steps(  # noqa: E731
-                        folders[m], texts[t], b, s, chosen.profile
+                    length = LENGTH if text == "fixed" else None  # truncated texts, or those of SST-2 as they are
+                    run = lambda m=model, t=text, b=batch, n=length: whole_steps(  # noqa: E731
+                        folders[m], texts[t], b, n, chosen.profile
                     )
                     note(f"{model} {text} {batch}", run)
 

@@ -238,7 +238,7 @@ def the_same_batch_in_every_step(patch: pytest.MonkeyPatch) -> None:
 
 def rows_of_others_in_the_sum(patch: pytest.MonkeyPatch) -> None:
     gather = PrivateStep.gather
-    everybody = lambda self, parts, step: gather(self, self.parts_of(np.arange(len(self.units))), step)  # noqa: E731
+    everybody = lambda self, parts, step, *_: gather(self, self.parts_of(np.arange(len(self.units))), step)  # noqa: E731
     patch.setattr(PrivateStep, "gather", everybody)
 
 

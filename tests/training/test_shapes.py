@@ -58,7 +58,7 @@ def test_small_batches_on_a_gpu_are_read_in_few_parts() -> None:
     assert all(rows * width >= 8192 for width, rows in shapes.rows)
     assert shapes.units_of(4, 64) == 32  # 64 patients with four notes each: two parts, not six
     captured = Shapes.of("cuda", 128, 64, captured=True)
-    assert captured.rows == ((16, 88), (32, 88), (64, 64), (128, 88))  # a batch of truncated texts is one part
+    assert captured.rows == ((16, 80), (32, 80), (64, 64), (128, 80))  # a batch of truncated texts is one part
     assert dict(Shapes.of("cuda", 1, 64).rows) == {1: 48}  # vectors of a frozen encoder
 
 

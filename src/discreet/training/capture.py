@@ -101,6 +101,7 @@ class Captured:
     lane: Lane
     inputs: tuple[Tensor, ...]
     weights: Tensor
+    units: Units  # read by every replay, like the inputs
     replay: Callable[[], None]
     shape: Shape
     modes: set[Modes]
@@ -126,7 +127,7 @@ class PartGraphs:
         self.lanes: list[Lane] = []
         self._how = capture
         trained = sum(p.numel() for p in tape.model.parameters() if p.requires_grad)
-        self._most_lanes = max(1, min(_MOST_LANES, _BYTES_OF_LANES // max(1, 4 * trained)))
+        self.most_lanes = max(1, min(_MOST_LANES, _BYTES_OF_LANES // max(1, 4 * trained)))
         self._known: dict[object, Captured | None] = {}  # None: to be computed eagerly
         self._seen: set[object] = set()
         self._shared = 0  # shapes without a lane of their own
@@ -201,7 +202,7 @@ class PartGraphs:
 
     def _lane(self) -> Lane:
         """Return a lane for another shape."""
-        if len(self.lanes) < self._most_lanes:
+        if len(self.lanes) < self.most_lanes:
             self.lanes.append(Lane(self.tape, self.protect, self.device, self._how))
             return self.lanes[-1]
         self._shared += 1
@@ -226,7 +227,7 @@ class PartGraphs:
                     stacklevel=4,
                 )
             return None
-        return Captured(lane, inputs, weights, again, seen.shape, seen.modes, independent)
+        return Captured(lane, inputs, weights, units, again, seen.shape, seen.modes, independent)
 
     def _add(self, batch: Any, weights: Tensor, units: Units, lane: Lane) -> None:
         """Add a part to the results of a lane."""

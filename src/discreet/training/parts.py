@@ -120,7 +120,7 @@ class PrivateParts:
                 self._capture(grid)
                 self._prepared = True
             except torch.OutOfMemoryError:
-                self._halve()
+                self._save_memory()
 
     def shrink(self) -> None:
         """Halve the number of rows of each part, after memory ran out in a private step.
@@ -148,13 +148,16 @@ class PrivateParts:
         """Return the rows of a part."""
         return self.rows.part(part.rows, part.width)
 
-    def add(self, part: Part, number: int, *, eager: bool = False) -> Tensor | None:
-        """Add a part of a batch to the engine's step; return its losses if it was computed eagerly."""
-        batch, captured = self.batch(part), self._captured.get(part.shape)
+    def add(self, part: Part, number: int, *, batch: Batch | None = None, eager: bool = False) -> Tensor | None:
+        """Add a part of a batch to the engine's step; return its losses if it was computed eagerly.
+
+        `batch` are the rows of the part, if they were read before.
+        """
+        rows, captured = batch or self.batch(part), self._captured.get(part.shape)
         if captured is not None and not eager:
-            self.engine.replay(captured, batch, part)
+            self.engine.replay(captured, rows, part)
             return None
-        return self.engine.take(self.losses_of, batch, part, number, self.kernels.plain_attention)
+        return self.engine.take(self.losses_of, rows, part, number, self.kernels.plain_attention)
 
     def is_independent_in(self, part: Part, values_of: Callable[[Any], Sequence[Tensor]]) -> bool:
         """Return whether synthetic units have the same bits whatever others are in a part of this shape.
@@ -195,6 +198,17 @@ class PrivateParts:
 
     def _made_up_of(self, width: int) -> Callable[[int], Record]:
         return lambda rows: self._recorded(self._made_up_batch(rows, width), _made_up((rows, 1, width)))
+
+    def _save_memory(self) -> None:
+        """Let graphs share their memory if they do not, and otherwise halve the parts; try all shapes again."""
+        graphs = self.engine.graphs
+        if graphs is not None and graphs.most_lanes > 1:
+            graphs.most_lanes = 1
+            self._forget()
+            gc.collect()
+            torch.cuda.empty_cache()
+        else:
+            self._halve()
 
     def _halve(self) -> None:
         smaller = self.shapes.halved()

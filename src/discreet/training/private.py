@@ -19,7 +19,7 @@ from discreet.clipping.independence import check_independent
 from discreet.clipping.tape import Tape
 from discreet.core.guarantee import Caveat, Guarantee
 from discreet.core.randomness import Rng
-from discreet.data.batches import Tokens, Vectors
+from discreet.data.batches import Batch, Tokens, Vectors
 from discreet.data.corpus import Corpus
 from discreet.data.shapes import Part
 from discreet.data.sources import EACH_ROW
@@ -45,6 +45,7 @@ class Planned:
     drawn: Rows
     units: Rows
     parts: list[Part]
+    batches: list[Batch] | None = None  # the rows of the parts, if they were read ahead
 
 
 @dataclass
@@ -175,7 +176,7 @@ class PrivateStep(Step):
                 # The name is a hash of everything that determines the batch and the noise. Another secret, corpus or
                 # setting is another spend; the same step in smaller parts, after memory ran out, is not.
                 self.account.spend(self.plan.step_cost(step))
-                gathered = self.gather(planned.parts, step)
+                gathered = self.gather(planned.parts, step, planned.batches)
             if gathered is None:
                 self.parts.shrink()
                 self._ahead = None
@@ -214,27 +215,32 @@ class PrivateStep(Step):
             units = units[~self.zeroed[units]]
         return Planned(drawn, units, self.parts_of(units))
 
-    def gather(self, parts: Sequence[Part], step: int) -> tuple[Tensor | None, int]:
+    def gather(
+        self, parts: Sequence[Part], step: int, batches: Sequence[Batch] | None = None
+    ) -> tuple[Tensor | None, int]:
         """Add the parts of a batch to the sums of a step; return their mean loss and their number of rows.
 
         A unit whose gradient is not finite adds nothing, which only an eager part can do: then all parts are eager.
         """
-        total = self._add(parts, step, eager=False)
+        total = self._add(parts, step, batches)
         graphs = self.engine.graphs
-        if graphs is not None and graphs.parts and step + 1 < self.steps:
-            self._ahead = (step + 1, self.account.run), self.planned(step + 1)  # while the device computes
+        if graphs is not None and graphs.parts and step + 1 < self.steps:  # while the device computes
+            ahead = self.planned(step + 1)
+            ahead = replace(ahead, batches=[self.parts.batch(part) for part in ahead.parts])
+            self._ahead = (step + 1, self.account.run), ahead
         if not self.engine.is_finite:
-            total = self._add(parts, step, eager=True)
+            total = self._add(parts, step, batches, eager=True)
         count = sum(int((part.rows >= 0).sum()) for part in parts)
         return (total / count if count else None), count
 
-    def _add(self, parts: Sequence[Part], step: int, *, eager: bool) -> Tensor:
+    def _add(self, parts: Sequence[Part], step: int, batches: Sequence[Batch] | None, *, eager: bool = False) -> Tensor:
         """Begin a step and add all of its parts; return the sum of their losses."""
         self.engine.begin(self.source, step, self.account.run)
         total = torch.zeros((), device=self.model.device)
         self.source.fork("dropout", step).seed_torch(self.model.device)
         for number, part in enumerate(parts):
-            losses = self.parts.add(part, number, eager=eager)
+            batch = None if batches is None else batches[number]
+            losses = self.parts.add(part, number, batch=batch, eager=eager)
             if losses is not None:
                 total += losses.sum()
         graphs = self.engine.graphs
