@@ -54,9 +54,9 @@ FAULTS = (
     Fault(
         "parts of one unit count as checked",
         "        if not checked:\n            self._account.caveats.add(Caveat.UNCHECKED_LOSSES)\n"
-        "        if self._separation",
+        "        if self._check",
         "        if not checked and part.units > 1:\n            self._account.caveats.add(Caveat.UNCHECKED_LOSSES)\n"
-        "        if self._separation",
+        "        if self._check",
         ("test_a_scale_that_runs_over_parts_of_one_unit_is_not_checked",),
     ),
     Fault(
@@ -145,8 +145,8 @@ FAULTS = (
     ),
     Fault(
         "the kernels of a loop are chosen when a shape occurs",
-        "self._separation.prepare(rows.sizes)",
-        "self._separation.prepare([])",
+        "self._check.prepare(rows.sizes)",
+        "self._check.prepare([])",
         ("test_the_kernels_of_all_units_do_not_depend_on_who_came",),
     ),
     Fault(
@@ -163,8 +163,8 @@ FAULTS = (
     ),
     Fault(
         "one unit's shape changes the kernels of all units",
-        "self._test({part.shape for part in parts}, change=False)",
-        "self._test({part.shape for part in parts}, change=True)",
+        "self.unsteady or self.kernels.outcome(shape) is None",
+        "self.unsteady or not self.kernels.choose([shape])",
         ("test_a_shape_that_is_found_later_is_a_caveat_and_changes_nothing",),
     ),
     Fault(
@@ -262,14 +262,14 @@ FAULTS = (
     ),
     Fault(
         "the sum is divided by the size of the batch that was drawn",
-        "divisor = self.plan.sampler.expected_size(self.count)",
-        "divisor = float(max(1, len(drawn)))",
+        "            self.engine.finish(self.optimizer)\n",
+        "            self.engine.size = max(1, len(planned.drawn))\n            self.engine.finish(self.optimizer)\n",
         ("test_a_step_is_the_clipped_sum_over_units_plus_noise_over_the_expected_size",),
     ),
     Fault(
         "an empty batch is released without noise",
-        "        sums, loss, count = gathered\n",
-        "        sums, loss, count = gathered\n        if not count:\n            return loss, count\n",
+        "        loss, count = gathered\n",
+        "        loss, count = gathered\n        if not count:\n            return loss, count\n",
         ("test_an_empty_batch_still_adds_noise_and_is_counted",),
     ),
     Fault(
@@ -300,25 +300,36 @@ FAULTS = (
     ),
     Fault(
         "the ledger is spent after the noise is used",
-        "                self.account.spend(self.plan.step_cost(step))\n"
-        "                gathered = self.gather(units, step)\n"
-        "            if gathered is None:\n"
-        "                self.parts.shrink()\n"
-        "        sums, loss, count = gathered\n"
-        "        if self.canaries is not None:\n"
-        '            self.canaries.plant(sums, step, self.source.fork("canaries"))\n'
-        "        released = self.released(sums, step)\n",
-        "                gathered = self.gather(units, step)\n"
-        "            if gathered is None:\n"
-        "                self.parts.shrink()\n"
-        "        sums, loss, count = gathered\n"
-        "        if self.canaries is not None:\n"
-        '            self.canaries.plant(sums, step, self.source.fork("canaries"))\n'
-        "        released = self.released(sums, step)\n"
-        "        self.account.spend(self.plan.step_cost(step))\n",
+        "                self.account.spend(self.plan.step_cost(step))\n                gathered",
+        "                gathered",
         ("test_the_ledger_is_spent_before_the_noise_is_drawn",),
-        # All planned steps are counted before the first one, too.
-        (("counted = step + self.step.reserve(step)", "counted = self.steps"),),
+        (
+            (
+                "            self.engine.finish(self.optimizer)\n            return",
+                "            self.engine.finish(self.optimizer)\n"
+                "            self.account.spend(self.plan.step_cost(step))\n            return",
+            ),
+            # All planned steps are counted before the first one, too.
+            ("counted = step + self.step.reserve(step)", "counted = self.steps"),
+        ),
+    ),
+    Fault(
+        "a graph in which units change each other is used",
+        "        return captured if captured is not None and captured.independent else None\n",
+        "        return captured\n",
+        ("test_a_graph_in_which_units_change_each_other_is_not_used",),
+    ),
+    Fault(
+        "a captured step repeats the noise of the first one",
+        'noise.use(source.fork("noise", step))',
+        'noise.use(source.fork("noise", 0))',
+        ("test_replayed_steps_give_the_weights_of_eager_ones",),
+    ),
+    Fault(
+        "graphs do not say that a unit is not finite",
+        "        if not self.engine.is_finite:\n            total",
+        "        if self.steps < 0:\n            total",
+        ("test_a_unit_that_is_not_finite_is_left_out_by_an_eager_step",),
     ),
     Fault(
         "the ledger does not check its budget",

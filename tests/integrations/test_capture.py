@@ -127,13 +127,11 @@ def test_what_cannot_be_captured_is_computed_eagerly_and_says_so() -> None:
     assert torch.equal(result, expected)
 
 
-def test_units_of_several_rows_are_captured_too() -> None:
+def test_units_of_several_rows_are_never_captured() -> None:
     graphs, people = Graphs(), [row // 3 for row in range(ROWS)]
     expected, _ = trained(eagerly, rows(), units=8, unit_of=people, max_rows=24)
-    result, caveats = trained(captured_by(graphs), rows(), units=8, unit_of=people, max_rows=24, check=True)
-    torch.testing.assert_close(result, expected, rtol=1e-6, atol=1e-7)
-    assert graphs.captured == 2 and graphs.replayed > 4  # one of made-up units, which were tried in it
-    assert caveats <= {Caveat.FIXED_SEED, Caveat.UNSTEADY_KERNELS}
+    result, _ = trained(captured_by(graphs), rows(), units=8, unit_of=people, max_rows=24)
+    assert torch.equal(result, expected) and not graphs.captured
 
 
 def test_directions_are_never_captured() -> None:

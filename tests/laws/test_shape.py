@@ -59,6 +59,60 @@ def test_no_module_imports_itself_through_others() -> None:
     assert cycles == []
 
 
+def calls_of(method: str, owner: str = "") -> set[str]:
+    """Return the modules that call a method of something whose name ends so, or a function of this name."""
+    found = set()
+    for name, path in MODULES.items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Call):
+                continue
+            if isinstance(node.func, ast.Attribute) and node.func.attr == method:
+                if owner and ast.unparse(node.func.value).endswith(owner):
+                    found.add(name.removeprefix("discreet."))
+            elif isinstance(node.func, ast.Name) and node.func.id == method and not owner:
+                found.add(name.removeprefix("discreet."))
+    return found
+
+
+SUM = "protections.private_sum"
+
+
+def test_units_are_bounded_in_one_module() -> None:
+    assert calls_of("gather", "protect") == {SUM}
+    # The protection itself, the memory of a part of made-up rows, and an attacker who computes gradients of candidates.
+    assert calls_of("clipped_sum") == {"protections.dp_sgd", "training.independence", "attacks.identification"}
+
+
+def test_noise_for_a_sum_is_drawn_in_one_module() -> None:
+    assert calls_of("releaser", "protect") == {SUM}
+    assert calls_of("release", "protect") == {SUM, "experiment.attack.people"}  # the latter rewrites texts
+
+
+def test_an_optimizer_steps_on_a_private_sum_in_one_module() -> None:
+    others = {
+        "training.steps": "a step without protection, or on protected vectors",
+        "federated.server": "updates that clients have released",
+        "attacks.extraction.attribute": "the attacker's own model",
+        "attacks.representation.inversion": "the attacker's own model",
+        "attacks.representation.reprecon": "the attacker's own model",
+    }
+    assert calls_of("step", "optimizer") == {SUM, *others}
+
+
+def test_parts_of_a_private_step_are_recorded_in_one_module() -> None:
+    others = {
+        "training.capture": "inside of a graph that the engine replays",
+        "training.independence": "made-up rows",
+        "clipping.independence": "made-up rows",
+        "clipping.slow": "the slow twin",
+        "releases.gradient": "a release that is not a step of a training",
+        "audit.protections": "a release that is not a step of a training",
+        "explorer.typed": "gradients of a typed sentence, for a page",
+    }
+    callers = {name for name in calls_of("backward", "tape") if not name.startswith("attacks.")}
+    assert callers <= {"training.engine", *others}
+
+
 def test_a_cycle_is_found() -> None:
     GRAPH["discreet.a"], GRAPH["discreet.b"] = {"discreet.b"}, {"discreet.a"}
     try:

@@ -486,19 +486,6 @@ class Units:
             buckets.append((units, order[starts[units, None] + steps]))
         return Units(int(sizes.numel()), index, tuple(buckets))
 
-    @staticmethod
-    def regular(count: int, each: int, device: torch.device) -> Units:
-        """Return the units of a batch in which every unit owns so many rows in a row; nothing is read from the device.
-
-        >>> bool((Units.regular(2, 3, torch.device("cpu")).buckets[0][1] == torch.arange(6).view(2, 3)).all())
-        True
-        """
-        if each == 1:
-            return Units(count)
-        numbers = torch.arange(count, device=device)
-        rows = torch.arange(count * each, device=device).view(count, each)
-        return Units(count, numbers.repeat_interleave(each, output_size=count * each), ((numbers, rows),))
-
     def rows(self, per_unit: Tensor) -> Tensor:
         """Return each row's value from each unit's value."""
         return per_unit if self.index is None else per_unit[self.index]

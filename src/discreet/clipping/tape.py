@@ -102,7 +102,7 @@ class Tape:
         if error is not None:
             self._calls, self.batch_size = [], None
 
-    def backward(self, losses: Tensor, units: Tensor | Units | None = None, *, seeds: Tensor | None = None) -> Record:
+    def backward(self, losses: Tensor, units: Tensor | None = None, *, seeds: Tensor | None = None) -> Record:
         """Run the backward pass and return the record of every unit's gradient.
 
         `losses` holds one loss per row. A scalar is rejected, because it has already mixed the rows. `units` holds the
@@ -119,7 +119,7 @@ class Tape:
             return self.empty()
         if not calls:
             raise UnsupportedError("Expected a forward pass inside `with tape:` before backward, got none.")
-        grouped = units if isinstance(units, Units) else Units.of(units, rows)
+        grouped = Units.of(units, rows)
         collector = Collector(self.layers, grouped, calls, rows, hold=self._create_graph)
         seeds = torch.ones_like(losses) if seeds is None else seeds
         with torch.autocast(losses.device.type, enabled=False):

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from discreet.clipping.independence import recorded
-from discreet.clipping.slots import Units
 from discreet.clipping.tape import Tape
 from discreet.core.nested import constants_in, mapped, tensors_in
 from discreet.core.randomness import Rng
@@ -101,7 +100,6 @@ class Captured:
     lane: Lane
     inputs: tuple[Tensor, ...]
     weights: Tensor
-    units: Units  # read by every replay, like the inputs
     replay: Callable[[], None]
     shape: Shape
     modes: set[Modes]
@@ -177,7 +175,7 @@ class PartGraphs:
         return self._known[key]
 
     def prepare(self, batch: Any, part: Part, trial: Trial) -> Captured | None:
-        """Return the graph of a part that is captured from made-up rows, if units do not change each other in it."""
+        """Return the graph of a part with one row a unit, captured from made-up rows; None if they affect each other."""
         captured = self._captured(batch, part, trial, warn=False)
         return captured if captured is not None and captured.independent else None
 
@@ -194,11 +192,13 @@ class PartGraphs:
 
     def _key(self, batch: Any, part: Part, plain_attention: bool) -> object | None:
         """Return what decides the kernels of a part, or None if it cannot be captured."""
+        if part.rows_each > 1:
+            return None  # how rows are grouped into units is read from the device
         constants = tuple(constants_in(batch))
         if not all(isinstance(constant, _CONSTANTS) for constant in constants):
             return None
         shapes = tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors_in(batch))
-        return shapes, constants, part.units, part.rows_each, plain_attention, modes_of(self.tape.model)
+        return shapes, constants, part.units, plain_attention, modes_of(self.tape.model)
 
     def _lane(self) -> Lane:
         """Return a lane for another shape."""
@@ -211,12 +211,11 @@ class PartGraphs:
     def _captured(self, batch: Any, part: Part, trial: Trial | None, *, warn: bool = True) -> Captured | None:
         device, lane = self.device, self._lane()
         static = mapped(batch, lambda value: value.to(device, copy=True) if isinstance(value, Tensor) else value)
-        inputs, weights = tuple(tensors_in(static)), torch.ones(len(part.rows), device=device)
-        units = Units.regular(part.units, part.rows_each, device)
+        inputs, weights = tuple(tensors_in(static)), torch.ones(part.units, device=device)
         try:
-            independent = trial is not None and self._is_independent(trial, static, inputs, part, units, lane)
+            independent = trial is not None and self._is_independent(trial, static, inputs, part, lane)
             with shapes_seen(self.tape.model) as seen:
-                _, again = lane.capture(lambda: self._add(static, weights, units, lane))
+                _, again = lane.capture(lambda: self._add(static, weights, lane))
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
@@ -227,21 +226,19 @@ class PartGraphs:
                     stacklevel=4,
                 )
             return None
-        return Captured(lane, inputs, weights, units, again, seen.shape, seen.modes, independent)
+        return Captured(lane, inputs, weights, again, seen.shape, seen.modes, independent)
 
-    def _add(self, batch: Any, weights: Tensor, units: Units, lane: Lane) -> None:
+    def _add(self, batch: Any, weights: Tensor, lane: Lane) -> None:
         """Add a part to the results of a lane."""
         with self.tape:
             losses = self.losses_of(batch)
         seeds = weights.to(losses.dtype)
-        record = self.tape.backward(losses, units, seeds=seeds)
+        record = self.tape.backward(losses, seeds=seeds)
         lane.finite.logical_and_(torch.isfinite(record.norms()).all())
         lane.total.add_((losses.detach() * seeds).sum())
         lane.sum.add(record, Rng(0))
 
-    def _is_independent(
-        self, trial: Trial, static: Any, inputs: Sequence[Tensor], part: Part, units: Units, lane: Lane
-    ) -> bool:
+    def _is_independent(self, trial: Trial, static: Any, inputs: Sequence[Tensor], part: Part, lane: Lane) -> bool:
         """Return whether a graph of made-up units computes each of them by itself, bit for bit."""
         if part.units == 1:
             return True
@@ -251,7 +248,7 @@ class PartGraphs:
         def values() -> list[Tensor]:
             with self.tape, ConstantDraws():
                 losses = self.losses_of(static)
-            return recorded(self.tape.backward(losses, units))
+            return recorded(self.tape.backward(losses))
 
         def values_of(batch: Any) -> list[Tensor]:
             if not graph:

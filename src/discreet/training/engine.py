@@ -22,7 +22,6 @@ from torch import Tensor, nn
 
 from discreet.clipping.independence import fixed_kernels
 from discreet.clipping.record import Record
-from discreet.clipping.slots import Units
 from discreet.clipping.tape import Tape
 from discreet.core.randomness import Rng
 from discreet.data.shapes import Part
@@ -195,10 +194,10 @@ class Engine:
         seeds: Tensor | None = None
         if part is not None:
             seeds = weights_of(part, weights).to(losses.device, losses.dtype)
-            units: Tensor | Units | None = Units.regular(part.units, part.rows_each, losses.device)
-        else:
-            units = None if owners is None else owners.to(losses.device)
-        record = self.tape.backward(losses, units, seeds=seeds)
+            if part.rows_each > 1:
+                owners = torch.arange(part.units).repeat_interleave(part.rows_each)
+        owners = None if owners is None else owners.to(losses.device)
+        record = self.tape.backward(losses, owners, seeds=seeds)
         if part is not None:
             record.padding = part.units - part.real
         return record, losses.detach() if seeds is None else losses.detach() * seeds

@@ -78,7 +78,7 @@ class PrivateParts:
         """Return the parts for a model, from the expected number of units and the memory of a synthetic step."""
         tokens = isinstance(rows, Tokens)
         device = model.device.type if tokens else "cuda"  # vectors are cheap: few large parts on any device
-        captured = tokens and device == "cuda" and not engine.protect.draws_to_gather
+        captured = tokens and device == "cuda" and most_rows == 1 and not engine.protect.draws_to_gather
         shapes = Shapes.of(device, model.max_length if tokens else 1, expected_units, captured=captured)
         parts = cls(model, engine, rows, precision, shapes, most_rows=most_rows)
         return parts.fitted() if tokens else parts
@@ -183,13 +183,13 @@ class PrivateParts:
         return self.engine.record(self.losses_of, batch, part, self.kernels.plain_attention)[0]
 
     def _capture(self, grid: Sequence[Kind]) -> None:
-        """Capture parts of all shapes as graphs, where the device allows it."""
+        """Capture parts of one row a unit as graphs, where the device allows it."""
         if self.engine.graphs is None and not self.engine.capture(self.losses_of):
             return
         assert self.engine.graphs is not None
-        for kind in sorted(grid, key=lambda kind: kind[1:])[:_MOST_GRAPHS]:
+        for kind in [kind for kind in grid if kind[1] == 1][:_MOST_GRAPHS]:
             part = _made_up(kind)
-            batch = self._made_up_batch(part.units * part.rows_each, part.width)
+            batch = self._made_up_batch(part.units, part.width)
             with fixed_kernels(self.kernels.plain_attention):
                 self._captured[kind] = self.engine.graphs.prepare(batch, part, self)
 
