@@ -327,8 +327,8 @@ FAULTS = (
     ),
     Fault(
         "graphs do not say that a unit is not finite",
-        "        if not self.engine.is_finite:\n            total",
-        "        if self.steps < 0:\n            total",
+        "        if not self.engine.is_finite:\n",
+        "        if self.steps < 0:\n",
         ("test_a_unit_that_is_not_finite_is_left_out_by_an_eager_step",),
     ),
     Fault(

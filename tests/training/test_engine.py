@@ -21,6 +21,8 @@ from discreet.protections import dp_sgd
 from discreet.training.capture import StepEnd
 from discreet.training.engine import Engine
 from discreet.training.independence import Kernels
+from discreet.training.parts import PrivateParts
+from discreet.training.private import PrivateStep
 from discreet.training.settings import TrainSettings
 
 
@@ -46,9 +48,9 @@ def trained(
         if graphs is not None:
             capture = Engine.capture
 
-            def captured(self: Engine, losses_of: Any) -> bool:
+            def captured(self: Engine, losses_of: Any, most_lanes: int = 1) -> bool:
                 graphs.engine = self
-                return capture(self, losses_of, graphs)
+                return capture(self, losses_of, graphs, most_lanes=most_lanes)
 
             patch.setattr(Engine, "capture", captured)
             run = StepEnd.run
@@ -104,6 +106,74 @@ def test_a_unit_that_is_not_finite_is_left_out_by_an_eager_step(
     monkeypatch.setattr(Engine, "is_finite", property(lambda self: begun[-1] != 3 or begun.count(3) > 1))
     expected, _ = trained(corpus, tiny_encoder("bert"), monkeypatch, None)
     begun.clear()
-    result, _ = trained(corpus, tiny_encoder("bert"), monkeypatch, Graphs())
+    result, promise = trained(corpus, tiny_encoder("bert"), monkeypatch, Graphs())
     assert begun.count(3) == 2 and begun.count(2) == 1
+    assert promise.caveats == {Caveat.FIXED_SEED, Caveat.UNSTEADY_KERNELS}  # that unit chose the others' kernels
     torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_memory_that_runs_out_drops_all_graphs_and_what_they_read(
+    corpus: Corpus, tiny_encoder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of a step was captured with the sums of graphs that are gone: it is captured again with other ones."""
+    add, failed, steps = PrivateParts.add, [], []
+    begin = Engine.begin
+
+    def counted(self: Engine, source: Rng, step: int, run: str = "") -> None:
+        steps.append(step)
+        begin(self, source, step, run)
+
+    def short_of_memory(self: PrivateParts, *given: Any, **options: Any) -> Any:
+        if steps[-1] == 7 and not failed:
+            failed.append(True)
+            raise torch.OutOfMemoryError
+        return add(self, *given, **options)
+
+    monkeypatch.setattr(Engine, "begin", counted)
+    monkeypatch.setattr(PrivateParts, "add", short_of_memory)
+    expected, _ = trained(corpus, tiny_encoder("bert"), monkeypatch, None)
+    failed.clear()
+    graphs = Graphs()
+    result, promise = trained(corpus, tiny_encoder("bert"), monkeypatch, graphs)
+    assert failed and graphs.replayed > 20 and Caveat.UNSTEADY_KERNELS in promise.caveats
+    torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_an_optimizer_whose_state_is_replaced_is_followed(
+    corpus: Corpus, tiny_encoder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A federated client clears the state in every round."""
+    gather = PrivateStep.gather
+
+    def cleared(self: PrivateStep, parts: Any, step: int, *rest: Any) -> Any:
+        if step % 5 == 4:
+            self.optimizer.state.clear()
+        return gather(self, parts, step, *rest)
+
+    monkeypatch.setattr(PrivateStep, "gather", cleared)
+    expected, _ = trained(corpus, tiny_encoder("bert"), monkeypatch, None)
+    graphs = Graphs()
+    result, _ = trained(corpus, tiny_encoder("bert"), monkeypatch, graphs)
+    torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_the_steps_of_a_corpus_are_not_added_up_over_processes(
+    corpus: Corpus, tiny_encoder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under torchrun every process trains alone: a unit must not be in the sums of several of them."""
+    expected, _ = trained(corpus, tiny_encoder("bert"), monkeypatch, None)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    result, _ = trained(corpus, tiny_encoder("bert"), monkeypatch, None)
+    assert torch.equal(result, expected)
+
+
+def test_a_protection_with_a_release_of_its_own_is_not_ended_by_a_graph() -> None:
+    class Rounded(DPSGD):
+        def release(self, sums: Any, rng: Rng) -> Any:
+            return {name: value.round() for name, value in super().release(sums, rng).items()}
+
+    assert DPSGD(1.0, clip_norm=0.5).step_noise == 0.5
+    assert Rounded(1.0).step_noise is None and DPSGD(0.0).step_noise is None
+    assert DPSGD(1.0, correlation="banded").step_noise is None

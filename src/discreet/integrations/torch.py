@@ -158,6 +158,7 @@ class PrivateTraining:
         self.model, self.tape, self.plan, self.protect, self.delta = model, tape, plan, plan.protect, plan.delta
         self._processes = Processes()
         self._engine = Engine(tape, self.protect, plan.sampler.expected_size(plan.units), self._processes)
+        self._engine.check_parameters()
         self.parameters = self._engine.parameters
         self.position = 0  # steps that were released
         self.out_of_budget = False
@@ -495,7 +496,11 @@ class PrivateTraining:
         captured = graphs.find(batch, opened.part, plain, self._check)
         if captured is not None:
             self._engine.replay(captured, batch, opened.part)
-        if captured is None or not self._engine.merge():
+            if not self._engine.merge():
+                # A unit that is not finite decides that the units next to it are computed by eager kernels.
+                self._account.caveats.add(Caveat.UNSTEADY_KERNELS)
+                captured = None
+        if captured is None:
             recording.start()
             return False
         self._recording = None
@@ -668,7 +673,7 @@ class PrivateTraining:
         """Release the sums of the step and step the optimizer."""
         self._set_gradients()
         with self._watch.stepping(self._given_gradients(), self._compares_values(self.position)):
-            self._engine.move(optimizer)
+            self._engine.step_optimizer(optimizer)
         for parameter in self.parameters.values():
             parameter.grad = None
 

@@ -363,8 +363,10 @@ class DPSGD(GradientProtection):
 
     @property
     def step_noise(self) -> float | None:
-        """Standard deviation of the noise of a step; None with correlated noise, or without any."""
-        return None if self.correlated is not None or self.noise == 0 else self.noise * self.clip.sensitivity
+        """Standard deviation of the noise of a step; None if it is correlated or zero, or `release` is overridden."""
+        own = type(self).release is DPSGD.release and type(self).releaser is DPSGD.releaser
+        simple = own and self.correlated is None and self.noise > 0
+        return self.noise * self.clip.sensitivity if simple else None
 
     def releaser(self, source: Rng) -> Release:
         """Return the function that adds the noise of a step, which correlated noise computes from earlier ones."""

@@ -92,6 +92,6 @@ def set_gradients(parameters: Mapping[str, nn.Parameter], released: Mapping[str,
         parameter.grad = mean.to(parameter.dtype)
 
 
-def move(optimizer: torch.optim.Optimizer) -> None:
+def step_optimizer(optimizer: torch.optim.Optimizer) -> None:
     """Step an optimizer with the gradients that `set_gradients` has set."""
     optimizer.step()

@@ -3,8 +3,8 @@
 A step of a small model takes as long as the host needs to launch its kernels. A graph launches all of them at once. The
 first part of a shape is computed eagerly, which also warms up the libraries; then it is captured.
 
-A graph computes with other kernels than an eager part may, so that units do not change each other is tried again, bit
-for bit, on made-up rows in a graph of their own.
+A graph may use other kernels than an eager part. So the check that units do not affect each other is repeated, bit for
+bit, on made-up rows in a graph of their own.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from discreet.core.randomness import Rng
 from discreet.data.shapes import Part
 from discreet.mechanisms.normals import RepeatedNormals
 from discreet.protections.base import GradientProtection
-from discreet.protections.private_sum import PrivateSum, Sums, move, set_gradients
+from discreet.protections.private_sum import PrivateSum, Sums, set_gradients, step_optimizer
 from discreet.training.draws import ConstantDraws
 from discreet.training.recording import Modes, Shape, modes_of, shapes_seen
 
@@ -36,7 +36,7 @@ Capture = Callable[[Callable[[], T]], tuple[T, Callable[[], None]]]
 Losses = Callable[[Any], Tensor]
 
 _MOST_SHAPES = 16  # a graph keeps its memory, so shapes beyond these are computed eagerly
-_MOST_LANES, _BYTES_OF_LANES = 8, 1 << 31  # copies of all sums that are kept
+_BYTES_OF_LANES = 1 << 31  # of the copies of all sums that are kept
 _CONSTANTS = (int, float, str, bool, bytes, type(None))
 
 
@@ -79,13 +79,13 @@ class Lane:
         self.join()
         fill(captured.inputs, batch)
         captured.weights.copy_(weights, non_blocking=True)
+        self.sum.parts += 1  # first: after an error, the sums are cleared
         if self.stream is None:
             captured.replay()
         else:
             self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
             with torch.cuda.stream(self.stream):
                 captured.replay()
-        self.sum.parts += 1
 
     def join(self) -> None:
         """Let what follows on the current stream wait for the lane."""
@@ -109,23 +109,28 @@ class Captured:
 class PartGraphs:
     """The graphs of a training's parts, by the shape of what the loss function is given.
 
-    A graph does not treat a unit apart whose gradient is not finite: then the sums are of no use, and all parts must be
-    computed eagerly, where such a unit adds nothing. Small models have a lane for each shape, so that the parts of a
+    A graph cannot drop a unit with a non-finite gradient: then the sums are discarded, and all parts must be computed
+    eagerly, where such a unit adds nothing. Small models may have a lane for each shape, so that the parts of a
     batch are computed at the same time; larger ones have one lane, because each holds a copy of all sums.
 
     Guarantee: none of its own. The sums are those of `PrivateSum`, and private until noise is added.
     """
 
     def __init__(
-        self, tape: Tape, protect: GradientProtection, losses_of: Losses, capture: Capture[Any] | None = None
+        self,
+        tape: Tape,
+        protect: GradientProtection,
+        losses_of: Losses,
+        capture: Capture[Any] | None = None,
+        most_lanes: int = 1,
     ) -> None:
-        """Start without graphs; `capture` is `cuda_graphs()` by default."""
+        """Start without graphs; `capture` is `cuda_graphs()` by default, and `most_lanes` limits the lanes."""
         self.tape, self.protect, self.losses_of = tape, protect, losses_of
         self.device = next(tape.model.parameters()).device
         self.lanes: list[Lane] = []
         self._how = capture
         trained = sum(p.numel() for p in tape.model.parameters() if p.requires_grad)
-        self.most_lanes = max(1, min(_MOST_LANES, _BYTES_OF_LANES // max(1, 4 * trained)))
+        self.most_lanes = max(1, min(most_lanes, _BYTES_OF_LANES // max(1, 4 * trained)))
         self._known: dict[object, Captured | None] = {}  # None: to be computed eagerly
         self._seen: set[object] = set()
         self._shared = 0  # shapes without a lane of their own
@@ -156,10 +161,10 @@ class PartGraphs:
         first = self.lanes[0]
         for lane in self._joined():
             if lane is not first:
-                torch._foreach_add_(list(first.sum.sums.values()), list(lane.sum.sums.values()))
+                torch._foreach_add_(list(first.sum.sums.values()), [lane.sum.sums[name] for name in first.sum.sums])
                 first.sum.parts += lane.sum.parts
                 lane.clear()
-        return first.sum.sums
+        return dict(first.sum.sums)
 
     def find(self, batch: Any, part: Part, plain_attention: bool, trial: Trial | None) -> Captured | None:
         """Return the graph of a part if its shape occurs for the second time; None if it must be computed eagerly."""
@@ -171,11 +176,14 @@ class PartGraphs:
                 self._seen.add(key)
             return None
         if key not in self._known:
-            self._known[key] = self._captured(batch, part, trial)
+            try:
+                self._known[key] = self._captured(batch, part, trial)
+            except torch.OutOfMemoryError:
+                self._known[key] = None
         return self._known[key]
 
     def prepare(self, batch: Any, part: Part, trial: Trial) -> Captured | None:
-        """Return the graph of a part with one row a unit, captured from made-up rows; None if they affect each other."""
+        """Return the graph of a part with one row a unit, captured from made-up rows, if they are independent."""
         captured = self._captured(batch, part, trial, warn=False)
         return captured if captured is not None and captured.independent else None
 
@@ -212,6 +220,7 @@ class PartGraphs:
         device, lane = self.device, self._lane()
         static = mapped(batch, lambda value: value.to(device, copy=True) if isinstance(value, Tensor) else value)
         inputs, weights = tuple(tensors_in(static)), torch.ones(part.units, device=device)
+        parts = lane.sum.parts
         try:
             independent = trial is not None and self._is_independent(trial, static, inputs, part, lane)
             with shapes_seen(self.tape.model) as seen:
@@ -226,6 +235,8 @@ class PartGraphs:
                     stacklevel=4,
                 )
             return None
+        finally:
+            lane.sum.parts = parts  # capturing computes nothing
         return Captured(lane, inputs, weights, again, seen.shape, seen.modes, independent)
 
     def _add(self, batch: Any, weights: Tensor, lane: Lane) -> None:
@@ -264,49 +275,53 @@ class PartGraphs:
 class StepEnd:
     """The end of a step as one graph: noise for the sums, gradients, and the optimizer.
 
-    The first step ends eagerly, where the optimizer makes its state.
+    It reads and writes the memory that it was captured with: the sums, the weights, the state of the optimizer. If any
+    of these is another tensor now, steps end eagerly until nothing changes, and then the graph is captured again.
 
     Guarantee: that of `PrivateSum.release`: the same noise, from the same seeds.
     """
 
     def __init__(self, graphs: PartGraphs, size: float, capture: Capture[Any] | None = None) -> None:
-        """Take the graphs of the parts, whose sums are ended, and the expected size of a batch."""
+        """Take the graphs of the parts, whose sums are released, and the expected size of a batch."""
         self.graphs, self.size = graphs, size
-        self._fits: bool | None = None
         self._capture = cuda_graphs() if capture is None else capture
         self._noise: RepeatedNormals | None = None
-        self._ends: tuple[object, list[Tensor], Callable[[], None]] | None = None  # of an optimizer
-        self._warm: object = None
+        self._memory: list[Tensor] = []  # of the last step
+        self._gradients: list[Tensor] = []
+        self._again: Callable[[], None] | None = None
 
     def run(
         self, parameters: Mapping[str, torch.nn.Parameter], optimizer: torch.optim.Optimizer, source: Rng, step: int
     ) -> bool:
         """End a step by the graph; return False, and do nothing, if it must be ended eagerly."""
         std, sums = self.graphs.protect.step_noise, self.graphs.sums()
-        if self._fits is None:
-            self._fits = all(map(RepeatedNormals.fits, sums.values()))
-        if std is None or not self._fits:
+        memory = [*sums.values(), *parameters.values(), *_state_of(optimizer)]
+        if len(memory) != len(self._memory) or any(a is not b for a, b in zip(memory, self._memory, strict=True)):
+            self._memory, self._again, self._gradients = memory, None, []
             return False
-        if self._warm is not optimizer:
-            self._warm, self._ends = optimizer, None
+        if std is None or not (self._again or all(map(RepeatedNormals.fits, sums.values()))):
             return False
         noise = self._noise = self._noise or RepeatedNormals(std, next(iter(sums.values())).device)
         noise.use(source.fork("noise", step))
-        if self._ends is None:
+        if self._again is None:
 
             def end() -> list[Tensor]:
-                released = noise.add({name: sums[name] for name in parameters})
-                set_gradients(parameters, released, self.size)
-                move(optimizer)
+                set_gradients(parameters, noise.add(sums), self.size)
+                step_optimizer(optimizer)
                 return [parameter.grad for parameter in parameters.values() if parameter.grad is not None]
 
-            gradients, again = self._capture(end)
-            self._ends = optimizer, gradients, again
-        _, gradients, again = self._ends
-        again()
-        for parameter, gradient in zip(parameters.values(), gradients, strict=True):
+            self._gradients, self._again = self._capture(end)
+        self._again()
+        for parameter, gradient in zip(parameters.values(), self._gradients, strict=True):
             parameter.grad = gradient
         return True
+
+
+def _state_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """Return the tensors that an optimizer reads besides weights and gradients."""
+    rates = [value for group in optimizer.param_groups for value in group.values() if isinstance(value, Tensor)]
+    states = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
+    return [*rates, *states]
 
 
 @contextmanager

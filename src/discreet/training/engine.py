@@ -26,7 +26,7 @@ from discreet.clipping.tape import Tape
 from discreet.core.randomness import Rng
 from discreet.data.shapes import Part
 from discreet.protections.base import GradientProtection
-from discreet.protections.private_sum import PrivateSum, Sums, move, set_gradients
+from discreet.protections.private_sum import PrivateSum, Sums, set_gradients, step_optimizer
 from discreet.training.capture import Capture, Captured, PartGraphs, StepEnd, side_stream
 from discreet.training.processes import Processes
 
@@ -36,8 +36,8 @@ Losses = Callable[[Any], Tensor]  # of a collated part, one for each row
 class Engine:
     """The private steps of one model, one after the other: `begin`, then the parts of a batch, then `finish`.
 
-    `size` is the public expected size of a batch, by which a sum is divided. With several `processes`, each adds its
-    parts, and rank 0 draws the noise.
+    `size` is the public expected size of a batch, by which a sum is divided. With `processes`, each adds its own parts
+    of one batch, and rank 0 draws the noise; without, this process takes whole steps alone, whatever others do.
 
     Guarantee: that of the protection for each step, if its cost is counted before `begin`, its parts hold independent
         units, and every part of its batch is added before `finish`.
@@ -46,17 +46,20 @@ class Engine:
     def __init__(
         self, tape: Tape, protect: GradientProtection, size: float, processes: Processes | None = None
     ) -> None:
-        """Reject a model whose trainable parameters are not those that the protection was resolved for."""
+        """Take the model of a tape; `check_parameters` says whether the protection fits it."""
         self.tape, self.protect, self.size = tape, protect, size
         self.parameters: dict[str, nn.Parameter] = {
             name: p for name, p in tape.model.named_parameters() if p.requires_grad
         }
-        protect.check_parameters({name: p.numel() for name, p in self.parameters.items()})
         self.graphs: PartGraphs | None = None
         self._end: StepEnd | None = None
-        self._processes = processes or Processes()
+        self._processes = processes or Processes(alone=True)
         self._sum = PrivateSum(protect, tape)
         self._source, self._step, self._run = Rng(0), 0, ""
+
+    def check_parameters(self) -> None:
+        """Reject a model whose trainable parameters are not those that the protection was resolved for."""
+        self.protect.check_parameters({name: p.numel() for name, p in self.parameters.items()})
 
     @property
     def device(self) -> torch.device:
@@ -70,13 +73,14 @@ class Engine:
 
     # Graphs
 
-    def capture(self, losses_of: Losses, how: Capture[Any] | None = None) -> bool:
+    def capture(self, losses_of: Losses, how: Capture[Any] | None = None, *, most_lanes: int = 1) -> bool:
         """Compute parts as CUDA graphs from now on, if the device and the protection allow it; return whether.
 
-        `how` captures; without it, nothing is captured but on a GPU.
+        `how` captures; without it, nothing is captured but on a GPU. Parts of up to `most_lanes` shapes are computed at
+        the same time.
         """
         if (self.device.type == "cuda" or how is not None) and not self.protect.draws_to_gather:
-            self.graphs = PartGraphs(self.tape, self.protect, losses_of, how)
+            self.graphs = PartGraphs(self.tape, self.protect, losses_of, how, most_lanes)
             self._end = StepEnd(self.graphs, self.size, how)
         return self.graphs is not None
 
@@ -152,8 +156,9 @@ class Engine:
         if self.graphs is not None and self.graphs.parts:
             if not self._sum.parts:
                 return self.graphs.sums()
-            self.merge()
-        return self._sum.complete(self._source.fork("directions", self._step))
+            if not self.merge():
+                raise RuntimeError("Expected is_finite to be read before the sums: units of a graph are not finite.")
+        return dict(self._sum.complete(self._source.fork("directions", self._step)))
 
     def released(self, sums: Sums) -> Sums:
         """Return the protected sums of the step; noise is drawn in the order of the sums, on rank 0."""
@@ -168,20 +173,20 @@ class Engine:
         set_gradients(self.parameters, released, self.size)
         self.abandon()
 
-    def move(self, optimizer: torch.optim.Optimizer) -> None:
+    def step_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Step the optimizer with the protected gradients."""
-        move(optimizer)
+        step_optimizer(optimizer)
 
     def finish(self, optimizer: torch.optim.Optimizer) -> None:
         """Release the sums of the step and step the optimizer: as one graph where all parts were captured."""
         graphs = self.graphs
-        by_graphs = graphs is not None and graphs.parts > 0 and not self._sum.parts
+        by_graphs = graphs is not None and graphs.parts > 0 and not self._sum.parts and self._processes.size == 1
         if by_graphs and self._end is not None and self._end.run(self.parameters, optimizer, self._source, self._step):
             self.abandon()
             return
         with self.stream():
             self.set_gradients(self.released(self.sums()))
-            self.move(optimizer)
+            self.step_optimizer(optimizer)
 
     def _recorded(
         self,

@@ -28,7 +28,7 @@ from discreet.models.model_settings import ModelSettings
 from discreet.protections.base import GradientProtection, Protection
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
-from discreet.protections.private_sum import move, noise_of
+from discreet.protections.private_sum import noise_of, step_optimizer
 from discreet.training.plan import TrainingPlan
 from discreet.training.settings import TrainSettings
 
@@ -138,7 +138,7 @@ class _Together:
             self.weight.grad, self.bias.grad = self._directional(step, protect)
         else:
             self.weight.grad, self.bias.grad = self._plain(step)
-        move(self.optimizer)
+        step_optimizer(self.optimizer)
 
     def _plain(self, step: int) -> tuple[Tensor, Tensor]:
         """Return the mean gradients of one batch of each head, each clipped to the settings' norm."""

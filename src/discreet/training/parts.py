@@ -32,6 +32,7 @@ from discreet.training.independence import BYTES_A_WEIGHT, Kernels, rows_that_fi
 
 _SHARE_OF_MEMORY = 0.8  # share of the free memory for one part; the allocator cannot use all of it
 _TEST_TOKENS = 2048  # tokens in the smaller of two synthetic parts whose peak memory is compared
+_MOST_LANES = 8  # widths whose parts are computed at the same time
 _MOST_GRAPHS = 16  # a graph keeps its memory: parts of other shapes are computed eagerly
 Kind = tuple[int, int, int]  # units of a part, rows of each, and padded width
 
@@ -184,7 +185,9 @@ class PrivateParts:
 
     def _capture(self, grid: Sequence[Kind]) -> None:
         """Capture parts of one row a unit as graphs, where the device allows it."""
-        if self.engine.graphs is None and not self.engine.capture(self.losses_of):
+        # Graphs that run at the same time may share the state of the generator that dropout draws from.
+        lanes = _MOST_LANES if self.model.settings.dropout == 0 else 1
+        if self.engine.graphs is None and not self.engine.capture(self.losses_of, most_lanes=lanes):
             return
         assert self.engine.graphs is not None
         for kind in [kind for kind in grid if kind[1] == 1][:_MOST_GRAPHS]:

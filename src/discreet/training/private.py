@@ -91,6 +91,7 @@ class PrivateStep(Step):
             step.zeroed = np.zeros(len(units), dtype=bool)
             step.zeroed[unit_numbers(parts.corpus)[list(parts.canaries.zeroed)]] = True
         step.check_independent()
+        step.engine.check_parameters()
         return step
 
     @property
@@ -171,7 +172,7 @@ class PrivateStep(Step):
         gathered = None
         while gathered is None:
             with suppress(torch.OutOfMemoryError):
-                planned = self.planned(step)  # tests new shapes, whose results belong to the terms of the spend
+                planned = self.planned(step)  # tests new shapes, whose results are in the ledger's entry
                 self._note_kernels()
                 # The name is a hash of everything that determines the batch and the noise. Another secret, corpus or
                 # setting is another spend; the same step in smaller parts, after memory ran out, is not.
@@ -192,7 +193,7 @@ class PrivateStep(Step):
         rows = len(self.units.of_units(units)[0]), count
         self.canaries.watch(Taken(step, planned.drawn, len(self.units), rows, partial(self.measure, units, step)))
         self.engine.set_gradients(released)
-        self.engine.move(self.optimizer)
+        self.engine.step_optimizer(self.optimizer)
         return loss, count
 
     def head_step(self) -> PrivateStep:
@@ -220,7 +221,8 @@ class PrivateStep(Step):
     ) -> tuple[Tensor | None, int]:
         """Add the parts of a batch to the sums of a step; return their mean loss and their number of rows.
 
-        A unit whose gradient is not finite adds nothing, which only an eager part can do: then all parts are eager.
+        A unit with a non-finite gradient adds nothing, which only an eager part can do: then all parts are eager. That
+        unit decides about the kernels of all others, so the guarantee is an estimate.
         """
         total = self._add(parts, step, batches)
         graphs = self.engine.graphs
@@ -229,6 +231,9 @@ class PrivateStep(Step):
             ahead = replace(ahead, batches=[self.parts.batch(part) for part in ahead.parts])
             self._ahead = (step + 1, self.account.run), ahead
         if not self.engine.is_finite:
+            self.parts.unsteady = True
+            self._note_kernels()
+            self.account.state()
             total = self._add(parts, step, batches, eager=True)
         count = sum(int((part.rows >= 0).sum()) for part in parts)
         return (total / count if count else None), count
@@ -284,6 +289,7 @@ class PrivateStep(Step):
     def restore(self, layout: dict[str, Any]) -> None:
         """Divide batches into parts as a stopped training run did."""
         self.parts.restore(layout)
+        self._ahead = None
 
 
 @contextmanager

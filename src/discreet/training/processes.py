@@ -28,9 +28,9 @@ class Processes:
     Values travel between ranks as JSON and tensors, never as pickles.
     """
 
-    def __init__(self) -> None:
-        """Read rank and world size."""
-        active = dist.is_available() and dist.is_initialized()
+    def __init__(self, *, alone: bool = False) -> None:
+        """Read rank and world size; `alone` is this process without the others, whether or not there are any."""
+        active = not alone and dist.is_available() and dist.is_initialized()
         self.rank = dist.get_rank() if active else 0
         self.size = dist.get_world_size() if active else 1
 
