@@ -32,6 +32,17 @@ def test_a_file_becomes_a_federated_run(
     assert main(["statement", str(out)]) == 0 and "client with the largest epsilon" in capsys.readouterr().out
 
 
+def test_defaults_of_the_training_are_written_with_the_run(
+    toy_csv: Path, tiny_encoder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    out = tmp_path / "fed"
+    words = ["federate", str(toy_csv), "--model", str(tiny_encoder("bert")), "--train", "head", "--clients", "2"]
+    assert main([*words, "--protect", "dp-sgd", "--epsilon", "8", "--in-process", "--out", str(out)]) == 0
+    train = load_run(out).settings.train
+    assert train.epochs == 40 and train.batch_size == 64 and train.learning_rate == 0.02
+    assert "| epochs, batch, rate | 40, 64, 0.02 |" in (out / "README.md").read_text()
+
+
 def test_a_study_becomes_a_federated_run(
     toy_csv: Path, tiny_encoder: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -226,6 +226,7 @@ def write_run(
         "trained": settings.model.train,
         "seed": settings.seed,
     }
+    units = sum(Schedule.of_text((workspace / SERVER / SCHEDULE).read_text(encoding="utf-8")).sizes.values())
     log = workspace / SERVER / LOG
     events = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
     tidy(workspace, settings)
@@ -234,7 +235,7 @@ def write_run(
     run = RunSettings(
         replace(settings.data, text_pair=settings.data.text_pair if corpus.is_pairs else None),
         settings.model,
-        settings.train,
+        settings.completed_train(units, model.width),
         protect,
         settings.seed,
         task=settings.task,

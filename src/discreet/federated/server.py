@@ -38,7 +38,7 @@ from discreet.federated.client import CLIENT_UNIT, FINISH, HELLO, LOSS, STOPPED,
 from discreet.federated.planned import PlannedLedger
 from discreet.federated.record import Recorder
 from discreet.federated.settings import GRADIENTS, Federation
-from discreet.protections.base import GradientProtection, Protection, defaults_of
+from discreet.protections.base import GradientProtection, Protection
 from discreet.protections.texthide import TextHide
 from discreet.training import checkpoint
 from discreet.training.checkpoint import LEDGER, Progress, trained
@@ -110,10 +110,7 @@ class Schedule:
         >>> Schedule.make(settings, {0: 30, 1: 10}, 384)
         Schedule(steps=10, rounds=10, local_steps=1, sizes={0: 30, 1: 10}, batches={0: 6, 1: 2})
         """
-        total, protect = sum(sizes.values()), settings.protect
-        part = settings.model.train
-        defaults = defaults_of(protect, part, total, width)
-        train = settings.train.completed(defaults)
+        total, train = sum(sizes.values()), settings.completed_train(sum(sizes.values()), width)
         size = min(train.size, total)
         steps = max(1, round(train.passes * -(-total // size)))
         rounds = max(1, round(steps / settings.local_steps))
@@ -202,7 +199,7 @@ class Server:
         schedule = self.schedule()
         parameters = sum(p.numel() for p in trained(self.model).values())
         aggregation = self.settings.aggregation.resolve(len(schedule.sizes), schedule.rounds, parameters)
-        train = self._completed(schedule)
+        train = self.settings.completed_train(sum(schedule.sizes.values()), self.model.width)
         optimizer = optimizer_for(self.model, train)
         name = digest("federation", self.settings, schedule)
         at = checkpoint.load(self.folder, name, self.model, optimizer)
@@ -392,12 +389,6 @@ class Server:
 
     def _loss(self, client: int) -> dict[str, float]:
         return {LOSS: self.losses[client]} if client in self.losses else {}
-
-    def _completed(self, schedule: Schedule) -> Any:
-        total, protect = sum(schedule.sizes.values()), self.settings.protect
-        part, width = self.settings.model.train, self.model.width
-        defaults = defaults_of(protect, part, total, width)
-        return self.settings.train.completed(defaults)
 
     def _ledger(self, aggregation: Aggregation, schedule: Schedule) -> Any:
         """Return the ledger for clients: it holds all planned rounds before the first, and every attempt beyond them.

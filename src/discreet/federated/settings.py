@@ -22,7 +22,7 @@ from discreet.models.base import LM, TextModel
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.models.language_model import LanguageModel
 from discreet.models.task import matched
-from discreet.protections.base import GradientProtection, Protection, RepresentationProtection
+from discreet.protections.base import GradientProtection, Protection, RepresentationProtection, defaults_of
 from discreet.protections.dp_sgd import ALLOCATION, DPSGD
 from discreet.protections.texthide import TextHide
 from discreet.training.settings import TrainSettings
@@ -103,6 +103,10 @@ class Federation:
     def names_read(self) -> bool:
         """Whether the names of the classes are read from the labels of the clients, and may depend on one of them."""
         return self.task == "classification" and self.data.label_names is None and not self.data.built_in
+
+    def completed_train(self, units: int, width: int) -> TrainSettings:
+        """Return the training settings with the defaults for so many units of all clients, and for a model's width."""
+        return self.train.completed(defaults_of(self.protect, self.model.train, units, width))
 
     def build(self) -> TextModel:
         """Return the model with its initial weights, the same on every side."""

@@ -34,7 +34,7 @@ from discreet.federated.server import SCHEDULE, Schedule
 from discreet.federated.settings import GRADIENTS, Federation
 from discreet.metrics.intervals import clopper_pearson
 from discreet.models.base import TextModel
-from discreet.protections.base import GradientProtection, defaults_of
+from discreet.protections.base import GradientProtection
 from discreet.protections.dp_sgd import DPSGD
 from discreet.releases.description import attacker_inputs, release_facts
 from discreet.training.checkpoint import trained
@@ -154,10 +154,7 @@ class Recorded:
         return aggregation.error_std(len(clients))
 
     def _train(self) -> TrainSettings:
-        total, protect, part = sum(self.schedule.sizes.values()), self.settings.protect, self.settings.model.train
-        width = self.model.width
-        defaults = defaults_of(protect, part, total, width)
-        return self.settings.train.completed(defaults)
+        return self.settings.completed_train(sum(self.schedule.sizes.values()), self.model.width)
 
     def truth(self, one: Observed) -> Corpus:
         """Return the rows that are in a recorded gradient, for scoring."""
