@@ -2,6 +2,7 @@
 
 python -m benchmarks.code_size                  the working tree
 python -m benchmarks.code_size COMMIT [COMMIT]  one commit, or two side by side
+python -m benchmarks.code_size --write          update the table in docs/architecture.md, which a test compares
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "architecture.md"
+_TITLE = "| package | files | code lines |"
 _NOT_CODE = {
     tokenize.COMMENT,
     tokenize.NL,
@@ -77,8 +80,32 @@ def measure(commit: str | None) -> tuple[Counter[str], Counter[str]]:
     return files, lines
 
 
+def table() -> str:
+    """Return the packages of the working tree as a Markdown table."""
+    files, lines = measure(None)
+    rows = [f"| {name} | {files[name]} | {lines[name]:,} |" for name in sorted(files)]
+    total = f"| all | {files.total()} | {lines.total():,} |"
+    return "\n".join([_TITLE, "|---|---|---|", *rows, total, ""])
+
+
+def recorded() -> dict[str, int]:
+    """Return the code lines of each package in the table of docs/architecture.md."""
+    text = PAGE.read_text(encoding="utf-8").partition(_TITLE)[2].partition("\n\n")[0]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.strip().splitlines()[1:]]
+    return {name: int(lines.replace(",", "")) for name, _, lines in cells}
+
+
+def write() -> None:
+    """Update the table in docs/architecture.md."""
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(_TITLE)
+    PAGE.write_text(before + table() + "\n" + rest.partition("\n\n")[2], encoding="utf-8")
+
+
 def main(given: list[str]) -> None:
     """Print a table of the packages."""
+    if given == ["--write"]:
+        write()
+        return
     sides = [measure(commit) for commit in given] or [measure(None)]
     for package in sorted({name for files, _ in sides for name in files}):
         print(f"{package:14}", *(f"{files[package]:5} files {lines[package]:7,} lines" for files, lines in sides))

@@ -4,6 +4,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+from benchmarks.code_size import measure, recorded
+
 SOURCE = Path(__file__).parents[2] / "src" / "discreet"
 
 
@@ -111,6 +113,19 @@ def test_parts_of_a_private_step_are_recorded_in_one_module() -> None:
     }
     callers = {name for name in calls_of("backward", "tape") if not name.startswith("attacks.")}
     assert callers <= {"training.engine", *others}
+
+
+def test_the_table_of_sizes_is_of_today() -> None:
+    """A package that grows by more than 3%, or 40 lines, has its line in docs/architecture.md updated."""
+    files, lines = measure(None)
+    table = recorded()
+    assert set(table) == {*files, "all"}
+    off = {
+        name: (table[name], lines[name])
+        for name in files
+        if abs(table[name] - lines[name]) > max(40, lines[name] * 0.03)
+    }
+    assert off == {} and abs(table["all"] - lines.total()) <= lines.total() * 0.03
 
 
 def test_a_cycle_is_found() -> None:
