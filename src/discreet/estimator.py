@@ -27,7 +27,8 @@ from discreet.experiment.training import (
     run_settings,
     shared_accounting,
 )
-from discreet.models.classifier import Classifier, classifier_of
+from discreet.models.build import build_classifier
+from discreet.models.classifier import classifier_of
 from discreet.protections.base import RepresentationProtection
 from discreet.training.checkpoint import LEDGER
 from discreet.training.evaluate import predict
@@ -103,7 +104,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             check_shared_classes(corpus)
         chosen = {"encoder": self.encoder, **({} if self.part is None else {"train": self.part})}
         settings = model_settings(chosen, self.protect, corpus.unit_count)
-        model = Classifier.build(corpus, settings, rng=Rng(self.seed).fork("model")).to(find_device("auto"))
+        model = build_classifier(corpus, settings, rng=Rng(self.seed).fork("model")).to(find_device("auto"))
         plan = TrainingPlan.make(
             model,
             corpus,

@@ -101,6 +101,11 @@ def test_an_optimizer_steps_on_a_private_sum_in_one_module() -> None:
     assert calls_of("step", "optimizer") == {SUM, *others}
 
 
+def test_models_are_built_in_one_module() -> None:
+    assert calls_of("build", "Classifier") == {"models.build"}
+    assert calls_of("load", "LanguageModel") == {"models.build"}
+
+
 def test_parts_of_a_private_step_are_recorded_in_one_module() -> None:
     others = {
         "training.capture": "inside of a graph that the engine replays",

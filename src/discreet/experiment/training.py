@@ -27,10 +27,10 @@ from discreet.data.overlap import check_held_out, overlapping
 from discreet.data.sources import TextSource, files_of
 from discreet.local.sides import write_sides
 from discreet.models.base import LM, TextModel
-from discreet.models.classifier import Classifier, classifier_of
+from discreet.models.build import build_model
+from discreet.models.classifier import classifier_of
 from discreet.models.encode import cache_folder, cached, ready
 from discreet.models.encoder import unknown_share, unknown_words
-from discreet.models.language_model import LanguageModel
 from discreet.models.task import matched
 from discreet.protections.base import GradientProtection, RepresentationProtection
 from discreet.protections.dir_dp_sgd import DirDPSGD
@@ -233,16 +233,11 @@ def check_canaries(count: int, plan: TrainingPlan) -> None:
             check_enough(count, stated.epsilon)
 
 
-def build_model(request: RunRequest, corpus: Corpus, rng: Rng, download: bool = False) -> TextModel:
-    """Return the model to train: a classifier, or a language model for unlabelled text."""
-    if request.data.task == "unlabelled":
-        return LanguageModel.load(request.model, rng=rng, download=download)
-    return Classifier.build(corpus, request.model, rng=rng, download=download, score_range=corpus.score_range)
-
-
 def model_for(request: RunRequest, corpus: Corpus, device: torch.device, options: RunOptions) -> TextModel:
     """Return the model to train on its device, and report remarks about it to its owner."""
-    model = build_model(request, corpus, Rng(request.seed).fork("model"), options.download).to(device)
+    task = LM if request.data.task == "unlabelled" else None
+    rng = Rng(request.seed).fork("model")
+    model = build_model(corpus, request.model, rng=rng, task=task, download=options.download).to(device)
     for remark in model.remarks:
         options.say(remark)
     unknown = unknown_words(unknown_share(model.tokenizer, corpus.texts), request.model.encoder)

@@ -19,8 +19,8 @@ from discreet.data.partition import clients_by_unit, dirichlet_clients, equal_cl
 from discreet.data.sources import TextSource
 from discreet.federated.aggregation import Aggregation, Mean
 from discreet.models.base import LM, TextModel
-from discreet.models.classifier import Classifier, ModelSettings
-from discreet.models.language_model import LanguageModel
+from discreet.models.build import build_model
+from discreet.models.classifier import ModelSettings
 from discreet.models.task import matched
 from discreet.protections.base import GradientProtection, Protection, RepresentationProtection, defaults_of
 from discreet.protections.dp_sgd import ALLOCATION, DPSGD
@@ -110,10 +110,7 @@ class Federation:
 
     def build(self) -> TextModel:
         """Return the model with its initial weights, the same on every side."""
-        rng = Rng(self.seed).fork("model")
-        if self.task == LM:
-            return LanguageModel.load(self.model, rng=rng, download=self.download)
-        return Classifier.build(self.target, self.model, rng=rng, download=self.download)
+        return build_model(self.target, self.model, rng=Rng(self.seed).fork("model"), download=self.download)
 
     def source_of(self, client: int) -> TextSource:
         """Return where a client reads its text on one machine."""

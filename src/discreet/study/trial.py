@@ -36,6 +36,7 @@ from discreet.experiment.training import RunRequest, make_plan
 from discreet.metrics.intervals import true_positive_rates
 from discreet.metrics.utility import by_class, constant_utility, quality, utility_intervals
 from discreet.models.base import TextModel
+from discreet.models.build import build_classifier
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.models.encode import cache_folder, ready
 from discreet.models.task import matched
@@ -185,7 +186,7 @@ def _trained(settings: Mapping[str, Any], seed: int) -> _Trained:
     if request.canaries is not None:
         corpus, canaries = request.canaries.plant(private)
     rng = Rng(seed)
-    model = Classifier.build(corpus, request.model, rng=rng.fork("model"))
+    model = build_classifier(corpus, request.model, rng=rng.fork("model"))
     held_out = matched(corpus.split("validation"), model)
     if request.model.frozen:
         with one_at_a_time("encode"):  # the first trial fills the cache, the others read it
@@ -421,7 +422,7 @@ def _scene(tables: str, seed: int, kind: str) -> SharedScene:
         values["train"] = shared.train
         values["pooler"] = None if shared.train == "pooler+head" else False
     settings = parse(ModelSettings, values, "model")
-    built = Classifier.build(corpus, settings, rng=Rng(seed).fork("model")).eval()
+    built = build_classifier(corpus, settings, rng=Rng(seed).fork("model")).eval()
     scene = SharedScene.of(corpus, built, split=shared.split, origin=f"a fresh {settings.encoder}")
     assert isinstance(scene, SharedScene)
     return scene

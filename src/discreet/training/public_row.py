@@ -16,7 +16,8 @@ from discreet.data.batches import Tokens, Vectors
 from discreet.data.corpus import Corpus
 from discreet.metrics.utility import MAIN, is_better
 from discreet.models.base import TextModel
-from discreet.models.classifier import Classifier, ModelSettings
+from discreet.models.build import build_classifier
+from discreet.models.classifier import ModelSettings
 from discreet.models.encoder import MINILM
 from discreet.models.pairs import SEPARATE, THRESHOLD
 from discreet.training.evaluate import evaluate
@@ -61,7 +62,7 @@ def public_row(encoder: str, corpus: Corpus, split: str, device: torch.device | 
     if not corpus.is_pairs or not known or encoder != MINILM:
         return None
     settings = ModelSettings(encoder=encoder, train="head", pairs=SEPARATE)
-    model = Classifier.build(corpus, settings, rng=Rng(0)).to(device)
+    model = build_classifier(corpus, settings, rng=Rng(0)).to(device)
     return PublicRow(evaluate(model, corpus.split(split)), METRIC[corpus.task])
 
 

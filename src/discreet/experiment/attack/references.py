@@ -23,8 +23,8 @@ from discreet.data.corpus import Corpus
 from discreet.experiment.attack.request import Progress
 from discreet.experiment.attack.signals import classified, outputs_of, stacked
 from discreet.models.base import TextModel
+from discreet.models.build import build_model
 from discreet.models.classifier import Classifier, head
-from discreet.models.language_model import LanguageModel
 from discreet.protections.base import Protection
 from discreet.training.loop import Job, start_from_public, train
 from discreet.training.many_heads import HeadJob, can_train_together, train_heads
@@ -145,9 +145,7 @@ def _heads_at_once(
 
 def fresh_model(choices: RunChoices, model: TextModel, corpus: Corpus, rng: Rng) -> TextModel:
     """Return a model like the target, as it was before its training."""
-    if isinstance(model, LanguageModel):
-        return LanguageModel.load(choices.model, rng=rng).to(model.device)
-    return Classifier.build(corpus, choices.model, rng=rng).to(model.device)
+    return build_model(corpus, choices.model, rng=rng, task=model.task).to(model.device)
 
 
 def first_head(model: Classifier, rng: Rng) -> tuple[torch.Tensor, torch.Tensor]:

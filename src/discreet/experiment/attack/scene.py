@@ -24,7 +24,8 @@ from discreet.data.canaries import Canary, canaries_path, read_canaries
 from discreet.data.corpus import Corpus
 from discreet.data.sources import Columns, load
 from discreet.models.base import TextModel
-from discreet.models.classifier import Classifier, ModelSettings
+from discreet.models.build import build_classifier
+from discreet.models.classifier import ModelSettings
 from discreet.models.encode import encode
 from discreet.training.checkpoint import LEDGER
 from discreet.training.run_folder import Run, RunChoices, load_run
@@ -230,7 +231,7 @@ def load_scene(request: SceneRequest) -> Scene:
         strict=False,
     )
     rng = Rng(request.seed).fork("model")
-    model = Classifier.build(corpus, request.model, rng=rng, download=request.download).to(device).eval()
+    model = build_classifier(corpus, request.model, rng=rng, download=request.download).to(device).eval()
     return Scene.of(corpus, model, split=request.split, public=public, origin=f"a fresh {request.model.encoder}")
 
 

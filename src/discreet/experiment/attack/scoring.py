@@ -16,7 +16,8 @@ from discreet.metrics.table import METRICS, Compares, Sample
 from discreet.metrics.text import installed_extras, match
 from discreet.models import encoder
 from discreet.models.base import TextModel
-from discreet.models.classifier import Classifier
+from discreet.models.build import build_classifier
+from discreet.models.model_settings import ModelSettings
 
 BAG_METRICS = ("bag_recall", "jaccard")
 
@@ -130,7 +131,8 @@ def sentence_vectors(texts: Sequence[str]) -> Any:
 
     from discreet.data.batches import tokenise
 
-    model = Classifier.build(Corpus("meaning", ("a",), labels=(0,), label_names=("a", "b")), rng=Rng(0)).eval()
+    two = Corpus("meaning", ("a",), labels=(0,), label_names=("a", "b"))
+    model = build_classifier(two, ModelSettings(), rng=Rng(0)).eval()
     rows = tokenise(Corpus("texts", tuple(text or "." for text in texts)), model.tokenizer, model.max_length)
     with torch.no_grad():
         vectors = [model.represent(rows.batch(np.array([i])).inputs)[0] for i in range(len(rows))]
