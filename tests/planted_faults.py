@@ -634,8 +634,8 @@ FAULTS = (
     ),
     Fault(
         "people: the trials of a search are recorded with the search",
-        "ledger=NotRecorded.on(own), secret=secret",
-        "ledger=own, secret=secret",
+        "watch=self.watch(number), recorded=False)",
+        "watch=self.watch(number))",
         ("test_a_training_within_a_training_counts_once",),
     ),
     Fault(

@@ -119,10 +119,8 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         else:
             shared = None if self.ledger is None else Path(self.ledger)
             options = RunOptions(ledger=shared, budget=self.budget, say=_warn)
-            with (
-                plan.open_ledger() as own,
-                shared_accounting(plan, model, corpus, own, Path(_SOURCE), options) as total,
-            ):
+            with shared_accounting(plan, model, corpus, None, Path(_SOURCE), options) as (own, total):
+                assert own is not None
                 trained = train_model(model, corpus, plan, ledger=own)
                 metrics = describe_guarantee(plan, trained, own)
                 self._ledger = own.content

@@ -106,6 +106,11 @@ def test_models_are_built_in_one_module() -> None:
     assert calls_of("load", "LanguageModel") == {"models.build"}
 
 
+def test_ledgers_of_runs_are_opened_in_two_modules() -> None:
+    # For a run that is written or counted for people, and for every other one; a limit beside a ledger is the plan's.
+    assert calls_of("open_ledger", "plan") == {"training.account", "experiment.training"}
+
+
 def test_parts_of_a_private_step_are_recorded_in_one_module() -> None:
     others = {
         "training.capture": "inside of a graph that the engine replays",

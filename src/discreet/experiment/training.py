@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -131,11 +131,9 @@ def run_training(
             if canaries.watching is None and isinstance(plan.protect, GradientProtection):
                 canaries.watching = Watch(plan)
             say(f"Audit: {request.audit:,} canaries ({canary_kind(request, model)}), each included by a coin.")
-        private, secret = plan.protect is not None, None
-        open_ledger: AbstractContextManager[Ledger | None] = nullcontext()
-        if private:
-            secret, open_ledger = plan.secret(workspace), plan.open_ledger(workspace / LEDGER)
-        with open_ledger as ledger, shared_accounting(plan, model, corpus, ledger, out, options) as total:
+        private = plan.protect is not None
+        secret = plan.secret(workspace) if private else None
+        with shared_accounting(plan, model, corpus, workspace / LEDGER, out, options) as (ledger, total):
             job = Job(
                 workspace,
                 cache,
@@ -310,27 +308,31 @@ def shared_accounting(
     plan: TrainingPlan,
     model: TextModel,
     corpus: Corpus,
-    own: Ledger | None,
+    path: Path | None,
     out: Path,
     options: RunOptions,
     planned: Spent | None = None,
-) -> Iterator[Callable[[], tuple[str, dict[str, Any]]]]:
-    """Count a run in its own ledger and in a shared record; yield a function that returns the total and ends it."""
-    if own is None:
-        yield lambda: ("", {})
+) -> Iterator[tuple[Ledger | None, Callable[[], tuple[str, dict[str, Any]]]]]:
+    """Count a run in a ledger of its own, at a path or in memory, and in a shared record.
+
+    Yields the ledger, and a function that returns the total and ends the run; without a protection there is neither.
+    """
+    if plan.protect is None:
+        yield None, lambda: ("", {})
         return
-    record = shared_record(plan, model, corpus.split("train"), own, out, options, planned)
-    finished = False
+    with plan.open_ledger(path) as own:
+        record = shared_record(plan, model, corpus.split("train"), own, out, options, planned)
+        finished = False
 
-    def total() -> tuple[str, dict[str, Any]]:
-        nonlocal finished
-        finished = True
-        return record.summary()
+        def total() -> tuple[str, dict[str, Any]]:
+            nonlocal finished
+            finished = True
+            return record.summary()
 
-    try:
-        yield total
-    finally:
-        record.close(finished=finished)
+        try:
+            yield own, total
+        finally:
+            record.close(finished=finished)
 
 
 def shared_record(

@@ -99,10 +99,7 @@ def run_tuning(
         say(sentence(search))
         secret = plan.secret(workspace)
         planned = {event_to_json(search.event): 1}
-        with (
-            plan.open_ledger(workspace / LEDGER) as ledger,
-            shared_accounting(plan, model, corpus, ledger, out, options, planned) as total,
-        ):
+        with shared_accounting(plan, model, corpus, workspace / LEDGER, out, options, planned) as (ledger, total):
             job = Job(workspace, cache, options.checkpoint_seconds, options.watch, options.should_stop)
             tuned = tune(model, corpus, search, ledger=ledger, secret=secret, job=job)
             if not tuned.finished or tuned.plan is None:

@@ -21,7 +21,7 @@ from discreet.core.files import write_atomic
 from discreet.core.guarantee import CHOICE, Caveat, Guarantee
 from discreet.core.randomness import Rng, digest
 from discreet.integrations.rows import Dataset, people_of
-from discreet.training.account import SUMS, Account, check_ledger, public_facts
+from discreet.training.account import SUMS, Account, ledger_for, public_facts
 from discreet.training.changes import persistent_buffers
 from discreet.training.people import Entry, Marks, attach, detach, place_of
 from discreet.training.plan import TrainingPlan
@@ -293,15 +293,7 @@ class LoopAccount:
         return Rng.secret(bytes.fromhex(key))
 
     def _open_ledger(self, ledger: Ledger | str | os.PathLike[str] | None) -> str:
-        opened = (
-            ledger if isinstance(ledger, Ledger) else self.plan.open_ledger(None if ledger is None else Path(ledger))
-        )
-        try:
-            check_ledger(self.plan, opened)
-        except BaseException:
-            if self._owns_ledger:
-                opened.close()
-            raise
+        opened = ledger_for(self.plan, ledger)
         self._account = Account(self.plan, opened, self._secret)
         return opened.name
 

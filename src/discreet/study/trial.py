@@ -8,7 +8,7 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -55,7 +55,6 @@ from discreet.study.file import (
 from discreet.study.grid import Planned
 from discreet.training.evaluate import predict
 from discreet.training.loop import Job, train
-from discreet.training.people import NotRecorded
 from discreet.training.plan import TrainingPlan, model_settings
 from discreet.training.settings import TrainSettings
 
@@ -194,23 +193,20 @@ def _trained(settings: Mapping[str, Any], seed: int) -> _Trained:
                 ready(model, split, cache_folder(), request.train.precision)
     plan = make_plan(request, model, corpus, lambda text: None)
     secret = None if plan.protect is None else plan.secret()
-    with nullcontext() if plan.protect is None else plan.open_ledger() as ledger:
-        if ledger is not None:
-            NotRecorded.on(ledger)  # the record lists the study
-        done = train(model, corpus, plan, ledger=ledger, secret=secret, job=Job(cache=cache_folder()))
-        rows = ready(model, plan.queries(held_out, secret), cache_folder(), plan.settings.precision)
-        utility, beside = _utility(model, rows, seed)
-        guarantee = None if done.guarantee is None else of_the_setting(done.guarantee)
-        event = None if ledger is None else ledger.event
-        details: dict[str, Any] = {
-            "evaluated_rows": len(held_out),
-            "steps": done.counted,
-            "trained": request.model.train,
-            **beside,
-            **_privacy(plan, done.counted),
-            "roc": _roc(model, corpus, plan, guarantee, event),
-        }
-        updates = _updates(plan, done.counted, guarantee, event)
+    # Not recorded: the record lists the study.
+    done = train(model, corpus, plan, secret=secret, job=Job(cache=cache_folder(), recorded=False))
+    rows = ready(model, plan.queries(held_out, secret), cache_folder(), plan.settings.precision)
+    utility, beside = _utility(model, rows, seed)
+    guarantee, event = None if done.guarantee is None else of_the_setting(done.guarantee), done.event
+    details: dict[str, Any] = {
+        "evaluated_rows": len(held_out),
+        "steps": done.counted,
+        "trained": request.model.train,
+        **beside,
+        **_privacy(plan, done.counted),
+        "roc": _roc(model, corpus, plan, guarantee, event),
+    }
+    updates = _updates(plan, done.counted, guarantee, event)
     target = Target(private, request, event, plan.adjacency, guarantee, cache_folder(), canaries)
     scene = Scene.of(private, model.eval(), origin=f"the trained {request.model.encoder}", target=target)
     return _Trained(utility, guarantee, details, plan.protect, updates, scene)

@@ -7,8 +7,10 @@ federated client, and a loop of a user's own. Nothing else writes spends of a tr
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from discreet.accounting.ledger import Ledger, Terms
@@ -161,6 +163,21 @@ class Account:
 
     def _named(self, name: str) -> str:
         return f"{self.run} {name}".strip()
+
+
+def ledger_for(plan: TrainingPlan, ledger: Ledger | str | os.PathLike[str] | None) -> Ledger:
+    """Return the open ledger of a run: the one given, or that at a path, or one in memory; reject an unsuitable one.
+
+    The caller closes one that is opened here.
+    """
+    opened = ledger if isinstance(ledger, Ledger) else plan.open_ledger(None if ledger is None else Path(ledger))
+    try:
+        check_ledger(plan, opened)
+    except BaseException:
+        if opened is not ledger:
+            opened.close()
+        raise
+    return opened
 
 
 def check_ledger(plan: TrainingPlan, ledger: Ledger) -> None:

@@ -29,11 +29,11 @@ from discreet.models.model_settings import SEPARATE
 from discreet.models.task import matched_split
 from discreet.protections.base import GradientProtection, RepresentationProtection, TextProtection
 from discreet.training import checkpoint
-from discreet.training.account import check_ledger
+from discreet.training.account import ledger_for
 from discreet.training.checkpoint import Progress, blend, copy_weights, identity, restore_weights, trained
 from discreet.training.evaluate import evaluate
 from discreet.training.hidden import HiddenStep
-from discreet.training.people import Entry, Spent, attach, detach, place_of
+from discreet.training.people import Entry, NotRecorded, Spent, attach, detach, place_of
 from discreet.training.plan import TrainingPlan
 from discreet.training.private import PrivateStep
 from discreet.training.run_folder import secret_of
@@ -42,6 +42,8 @@ from discreet.training.steps import Meter, OpenStep, Parts, Report, Step, StepCa
 from discreet.training.stored import StoredStep, rewrite_once
 
 if TYPE_CHECKING:
+    from dp_accounting.dp_event import DpEvent
+
     from discreet.accounting.ledger import Ledger
 
 
@@ -67,6 +69,7 @@ class Trained:
     guarantee: Guarantee | None = None
     out_of_budget: bool = False
     untaken: int = 0
+    event: DpEvent | None = None  # of everything in its ledger, if it is protected
 
     @property
     def counted(self) -> int:
@@ -80,7 +83,8 @@ class Job:
 
     A checkpoint is written to `workspace` every `checkpoint_seconds` and at a stop. Outputs of a frozen encoder are
     stored in `cache` for other training runs. `encoded` are those of the train split, if they were computed before.
-    `canaries` take part in every private step, for an audit.
+    `canaries` take part in every private step, for an audit. A training that is not `recorded` is not in this machine's
+    record of the people whose rows it reads: its model is not released, or the caller counts it.
     """
 
     workspace: Path | None = None
@@ -90,6 +94,7 @@ class Job:
     should_stop: Callable[[], bool] = lambda: False
     encoded: Tokens | Vectors | None = None
     canaries: StepCanaries | None = None
+    recorded: bool = True
 
 
 def train(
@@ -125,7 +130,7 @@ def train(
     with ExitStack() as opened:
         if protect is not None:
             secret = secret or plan.secret(job.workspace)
-            ledger = ready_ledger(plan, ledger, secret, job.workspace, opened, split)
+            ledger = ready_ledger(plan, ledger, secret, job.workspace, opened, split, recorded=job.recorded)
         held_out = matched_split(corpus, model, "validation") if settings.patience is not None else None
         if protect is not None and held_out is not None:
             check_held_out(split, held_out)
@@ -156,9 +161,11 @@ def train(
             step.account.caveats.add(Caveat.UNPROTECTED_STATE)
             step.account.state()
             result = replace(result, guarantee=result.guarantee.with_caveats({Caveat.UNPROTECTED_STATE}))
-        if ledger is not None and isinstance(ledger.also, Entry):
+        if ledger is None:
+            return result
+        if isinstance(ledger.also, Entry):
             ledger.also.ended = result.finished
-        return result
+        return replace(result, event=ledger.event)
 
 
 def _untrained_state(model: TextModel) -> str:
@@ -183,14 +190,19 @@ def ready_ledger(
     split: Corpus,
     command: str = "discreet.train",
     planned: Spent | None = None,
+    recorded: bool = True,
 ) -> Ledger:
     """Return the ledger of a plan after checking it; without one, open that of the workspace until `opened` ends.
 
-    What it spends until then is in the record of the people of the split too, unless the caller counts it already.
+    What it spends until then is in the record of the people of the split too, unless it is not `recorded` or the caller
+    counts it already.
     """
     if ledger is None:
-        ledger = opened.enter_context(plan.open_ledger(workspace and workspace / checkpoint.LEDGER))
-    check_ledger(plan, ledger)
+        ledger = opened.enter_context(ledger_for(plan, workspace and workspace / checkpoint.LEDGER))
+    else:
+        ledger_for(plan, ledger)
+    if not recorded:
+        NotRecorded.on(ledger)
     out = place_of(ledger, workspace)
     entry = attach(plan, split, ledger, out=out, secret=secret.is_secret, command=command, planned=planned)
     if entry is not None:

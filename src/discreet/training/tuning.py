@@ -44,7 +44,7 @@ from discreet.training import checkpoint
 from discreet.training.account import Account, of_gradients
 from discreet.training.checkpoint import copy_weights, restore_weights
 from discreet.training.loop import Job, ready_ledger, train
-from discreet.training.people import Entry, NotRecorded
+from discreet.training.people import Entry
 from discreet.training.plan import TrainingPlan
 from discreet.training.run_folder import BEST, SEARCH, TRIAL
 from discreet.training.score import NAMES, private_score, row_scores
@@ -329,10 +329,9 @@ class _Search:
         plan = self.search.plans[candidate]
         restore_weights(self.model, self.first)
         folder = self.clean(number)
-        job = replace(self.job, workspace=folder, encoded=self.rows, watch=self.watch(number))
-        with plan.open_ledger(folder and folder / checkpoint.LEDGER) as own:
-            secret = self.source.fork("trial", number)
-            trained = train(self.model, self.corpus, plan, ledger=NotRecorded.on(own), secret=secret, job=job)
+        # The cost of the search covers all of its trials.
+        job = replace(self.job, workspace=folder, encoded=self.rows, watch=self.watch(number), recorded=False)
+        trained = train(self.model, self.corpus, plan, secret=self.source.fork("trial", number), job=job)
         if not trained.finished:
             return None
         assert trained.guarantee is not None

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,7 +27,6 @@ from discreet.models.classifier import Classifier, head
 from discreet.protections.base import Protection
 from discreet.training.loop import Job, start_from_public, train
 from discreet.training.many_heads import HeadJob, can_train_together, train_heads
-from discreet.training.people import NotRecorded
 from discreet.training.plan import TrainingPlan
 from discreet.training.public_text import public_corpus
 from discreet.training.run_folder import RunChoices
@@ -219,8 +217,7 @@ def _one_by_one(
             batch = text.vectors.batch(rows)
             encoded = Vectors(batch.inputs["vectors"], batch.targets, steady=text.vectors.steady)
         plan = plans[number]
-        with nullcontext() if plan.protect is None else NotRecorded.on(plan.open_ledger()) as ledger:
-            train(reference, corpus, plan, ledger=ledger, job=Job(encoded=encoded))  # stays with the data holder
+        train(reference, corpus, plan, job=Job(encoded=encoded, recorded=False))  # stays with the data holder
         reference.eval()
         for place, wanted in enumerate(asked):
             if text.vectors is not None:
