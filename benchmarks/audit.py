@@ -113,7 +113,7 @@ def check_rows(runs: int) -> list[dict[str, Any]]:
     from discreet.experiment.training import RunRequest, run_training
     from discreet.models.classifier import ModelSettings
     from discreet.protections.dp_sgd import DPSGD
-    from discreet.training.settings import TrainSettings
+    from discreet.runs.settings import TrainSettings
 
     methods: dict[str, dict[str, Any]] = {
         "poisson": {},

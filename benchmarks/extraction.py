@@ -40,10 +40,10 @@ from discreet.models.encode import cache_folder
 from discreet.models.language_model import LanguageModel
 from discreet.protections.base import Conditions
 from discreet.protections.dp_sgd import DPSGD
+from discreet.runs.folder import RunChoices
+from discreet.runs.settings import TrainSettings
 from discreet.training.loop import Job, train
 from discreet.training.plan import TrainingPlan, model_settings
-from discreet.training.run_folder import RunChoices
-from discreet.training.settings import TrainSettings
 
 _PUBLIC_SEED = 7  # of the notes that the small model is trained on
 

@@ -46,11 +46,11 @@ from discreet.models.model_settings import TEXTHIDE_HIDDEN, ModelSettings
 from discreet.protections.base import Protection, RepresentationProtection
 from discreet.protections.dp_sgd import DPSGD
 from discreet.protections.texthide import TextHide
-from discreet.training.checkpoint import LEDGER
+from discreet.runs.checkpoint import LEDGER
+from discreet.runs.settings import TrainSettings
 from discreet.training.evaluate import evaluate
 from discreet.training.loop import Job, train
 from discreet.training.plan import TrainingPlan
-from discreet.training.settings import TrainSettings
 
 CLIENTS = 4
 

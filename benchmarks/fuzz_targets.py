@@ -143,7 +143,7 @@ class Toml(Target):
         """Read and check it, as the command would before it begins."""
         from discreet.core.settings import read
         from discreet.local.folder import ClientSettings, ServerSettings
-        from discreet.training.run_folder import read_settings
+        from discreet.runs.folder import read_settings
 
         path = self.scratch / f"{case.how}.toml"
         path.write_bytes(case.data)
@@ -419,7 +419,7 @@ class Runs(Target):
 
 def _read_folder(kind: str, folder: Path) -> None:
     if kind == "run":
-        from discreet.training.run_folder import load_run
+        from discreet.runs.folder import load_run
 
         load_run(folder)
     elif kind == "client":

@@ -12,10 +12,10 @@ from discreet.core.randomness import Rng
 from discreet.data.sources import load
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.protections.instance_encoding import InstanceEncoding
+from discreet.runs.settings import TrainSettings
 from discreet.training.evaluate import evaluate
 from discreet.training.loop import train
 from discreet.training.plan import TrainingPlan
-from discreet.training.settings import TrainSettings
 
 DELTA = 1e-5
 SOUND = (8.0, 20.0)  # the epsilons at which proven noise is tried too

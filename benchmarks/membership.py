@@ -43,12 +43,12 @@ from discreet.models.language_model import LanguageModel
 from discreet.protections.base import Protection
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
+from discreet.runs.folder import RunChoices
+from discreet.runs.settings import TrainSettings
 from discreet.training.evaluate import assess, represent
 from discreet.training.loop import Job, train
 from discreet.training.many_heads import HeadJob, can_train_together, train_heads
 from discreet.training.plan import TrainingPlan, model_settings
-from discreet.training.run_folder import RunChoices
-from discreet.training.settings import TrainSettings
 
 EZ_ATTACKS = ("ez-mia", "min-k", "loss")
 

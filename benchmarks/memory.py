@@ -91,10 +91,10 @@ def measure(asked: argparse.Namespace) -> dict[str, object]:
     from discreet.models.classifier import Classifier
     from discreet.models.encode import ready
     from discreet.protections.dp_sgd import DPSGD
+    from discreet.runs.settings import TrainSettings
     from discreet.training.loop import optimizer_for, set_rate
     from discreet.training.plan import TrainingPlan
     from discreet.training.private import PrivateStep
-    from discreet.training.settings import TrainSettings
     from discreet.training.steps import Parts
 
     device, limit = torch.device(asked.device), asked.limits[0]

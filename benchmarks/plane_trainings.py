@@ -16,11 +16,11 @@ from discreet.data.corpus import Corpus
 from discreet.data.sources import load
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.models.encode import cache_folder
+from discreet.runs.settings import TrainSettings
 from discreet.study.trial import of_the_setting
 from discreet.training.evaluate import evaluate
 from discreet.training.loop import Job, train
 from discreet.training.plan import TrainingPlan
-from discreet.training.settings import TrainSettings
 
 
 def read_corpus(asked: argparse.Namespace, source: str) -> Corpus:

@@ -32,9 +32,9 @@ from discreet.experiment.attack.references import first_head
 from discreet.models.classifier import Classifier
 from discreet.models.encode import encode
 from discreet.protections.dp_sgd import DPSGD
+from discreet.runs.settings import TrainSettings
 from discreet.training.many_heads import HeadJob, train_heads
 from discreet.training.plan import TrainingPlan, model_settings
-from discreet.training.settings import TrainSettings
 
 METHODS: dict[str, dict[str, Any]] = {
     "poisson": {},

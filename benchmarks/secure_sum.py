@@ -27,10 +27,10 @@ from discreet import Rng
 from discreet.accounting.events import GaussianDpEvent, SelfComposedDpEvent
 from discreet.accounting.interpret import epsilon
 from discreet.core.guarantee import Adjacency
-from discreet.federated.distributed_noise import MECHANISMS, DistributedNoise
-from discreet.federated.ring import FixedPoint, Ring
-from discreet.federated.sum_messages import Stage, SumSettings
-from discreet.federated.sum_protocol import run_sum
+from discreet.federated.secure_sum.messages import Stage, SumSettings
+from discreet.federated.secure_sum.noise import MECHANISMS, DistributedNoise
+from discreet.federated.secure_sum.protocol import run_sum
+from discreet.federated.secure_sum.ring import FixedPoint, Ring
 from discreet.metrics.intervals import clopper_pearson
 
 CLIENTS, THRESHOLD = 8, 6
@@ -86,10 +86,10 @@ def one_round(options: argparse.Namespace) -> list[dict[str, Any]]:
     from discreet.data.sources import TextSource
     from discreet.federated.aggregation import Aggregation, Mean
     from discreet.federated.run import run_in_process, settled
-    from discreet.federated.secure_sum import SecureSum
+    from discreet.federated.secure_sum.aggregations import SecureSum
     from discreet.federated.settings import Federation
     from discreet.models.model_settings import ModelSettings
-    from discreet.training.settings import TrainSettings
+    from discreet.runs.settings import TrainSettings
 
     aggregations: dict[str, Aggregation] = {"mean": Mean(), "secure-sum": SecureSum()}
     if options.noise:

@@ -33,10 +33,10 @@ from discreet.models.encode import cache_folder
 from discreet.protections.base import Protection
 from discreet.protections.dp_sgd import DPSGD
 from discreet.protections.texthide import TextHide
+from discreet.runs.settings import TrainSettings
 from discreet.training.evaluate import assess_classes
 from discreet.training.loop import Job, train
 from discreet.training.plan import TrainingPlan, model_settings
-from discreet.training.settings import TrainSettings
 
 METRIC = {"mrpc": "matthews", "stsb": "pearson", "cola": "matthews", "sst2": "accuracy"}
 SCORES = {"stsb": (0.0, 5.0)}  # the range of the scores, from the definition of the task

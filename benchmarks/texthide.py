@@ -28,10 +28,10 @@ from discreet.data.partition import hold_out
 from discreet.data.sources import load
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.protections.texthide import PUBLIC_LABELS, OneMask, TextHide
+from discreet.runs.settings import TrainSettings
 from discreet.training.evaluate import evaluate
 from discreet.training.loop import train
 from discreet.training.plan import TrainingPlan
-from discreet.training.settings import TrainSettings
 
 MASKS, MIXES = (1, 16, 64, 256, 512, 1024, 4096), (1, 2, 3, 4, 8)
 PARTS = ("sst2", "cola", "inter", "grid", "overhead")

@@ -35,12 +35,12 @@ from discreet.data.sources import load
 from discreet.models.classifier import Classifier
 from discreet.models.model_settings import ModelSettings
 from discreet.protections.dp_sgd import DPSGD
+from discreet.runs.settings import TrainSettings
 from discreet.training.capture import PartGraphs
 from discreet.training.engine import Engine
 from discreet.training.loop import optimizer_for, set_rate
 from discreet.training.plan import TrainingPlan
 from discreet.training.private import PrivateStep
-from discreet.training.settings import TrainSettings
 from discreet.training.steps import OpenStep, Parts, Step
 
 LENGTH, BLOCK = 64, 10

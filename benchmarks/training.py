@@ -28,11 +28,11 @@ from discreet.models.encode import cache_folder
 from discreet.protections.base import GradientProtection, defaults_of
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
+from discreet.runs.settings import TrainSettings
 from discreet.training.evaluate import evaluate
 from discreet.training.loop import Job, start_from_public, train
 from discreet.training.plan import TrainingPlan
 from discreet.training.public_text import public_text
-from discreet.training.settings import TrainSettings
 
 
 def arguments() -> argparse.Namespace:

@@ -41,11 +41,11 @@ from discreet.data.sources import TextSource
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.models.encode import cache_folder, ready
 from discreet.protections.dp_sgd import DPSGD
-from discreet.training.checkpoint import copy_weights, restore_weights
+from discreet.runs.checkpoint import copy_weights, restore_weights
+from discreet.runs.settings import TrainSettings
 from discreet.training.evaluate import evaluate, represent
 from discreet.training.loop import Job, train
 from discreet.training.plan import TrainingPlan
-from discreet.training.settings import TrainSettings
 from discreet.training.tuning import SearchPlan, tune
 
 # What somebody would try who has not seen the data: two orders of magnitude around the default rate, short and long.

@@ -12,10 +12,10 @@ from discreet.data.corpus import Corpus
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.models.encode import ready
 from discreet.protections.base import RepresentationProtection
+from discreet.runs.settings import TrainSettings
 from discreet.training.hidden import HiddenStep
 from discreet.training.loop import optimizer_for, set_rate
 from discreet.training.plan import TrainingPlan
-from discreet.training.settings import TrainSettings
 from discreet.training.steps import OpenStep, Parts
 from discreet.training.stored import StoredStep
 

@@ -12,10 +12,10 @@ from discreet.core.randomness import Rng
 from discreet.data.batches import Tokens, Vectors
 from discreet.data.corpus import Corpus
 from discreet.models.classifier import Classifier
+from discreet.runs.settings import TrainSettings
 from discreet.training import loop
 from discreet.training.loop import Job, Trained, optimizer_for
 from discreet.training.plan import TrainingPlan
-from discreet.training.settings import TrainSettings
 from discreet.training.steps import Parts, Report
 
 

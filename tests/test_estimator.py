@@ -19,7 +19,7 @@ from discreet.data.corpus import Corpus
 from discreet.data.sources import load
 from discreet.estimator import SpendsAgain
 from discreet.protections.base import RepresentationProtection
-from discreet.training.people import People
+from discreet.runs.people import People
 
 GOOD, BAD = "a good calm film", "a bad dull plot"
 TEXTS = [f"{GOOD if i % 2 else BAD} {'very ' * (i % 3)}" for i in range(60)]

@@ -12,14 +12,14 @@ _PUBLIC = {
     # Train and use a classifier
     "TextClassifier": "discreet.estimator",
     "TrainingPlan": "discreet.training.plan",
-    "TrainSettings": "discreet.training.settings",
+    "TrainSettings": "discreet.runs.settings",
     "Job": "discreet.training.loop",
     "train": "discreet.training.loop",
     "SearchPlan": "discreet.training.tuning",
     "tune": "discreet.training.tuning",
     "evaluate": "discreet.training.evaluate",
     "predict": "discreet.training.evaluate",
-    "load_run": "discreet.training.run_folder",
+    "load_run": "discreet.runs.folder",
     "Classifier": "discreet.models.classifier",
     "ModelSettings": "discreet.models.classifier",
     # Train a module of your own, in a loop of your own
@@ -55,7 +55,7 @@ _PUBLIC = {
     "Adjacency": "discreet.core.guarantee",
     "guarantee": "discreet.accounting.interpret",
     "Ledger": "discreet.accounting.ledger",
-    "people_totals": "discreet.training.people",
+    "people_totals": "discreet.runs.people",
     "Budget": "discreet.accounting.ledger",
     # Mechanisms and clipping
     "Gaussian": "discreet.mechanisms.gaussian",

@@ -308,7 +308,7 @@ AGGREGATIONS: dict[str, Entry] = {
         "The server clips every client's update and adds Gaussian noise to the sum; the unit is a client.",
     ),
     "secure-sum": Entry(
-        "discreet.federated.secure_sum:SecureSum",
+        "discreet.federated.secure_sum.aggregations:SecureSum",
         "secure sum",
         "The server sees only the sum of the updates: each is masked, and the masks cancel; with noise on request.",
     ),

@@ -30,16 +30,16 @@ from discreet.experiment.training import (
 from discreet.models.build import build_classifier
 from discreet.models.classifier import classifier_of
 from discreet.protections.base import RepresentationProtection
-from discreet.training.checkpoint import LEDGER
+from discreet.runs.checkpoint import LEDGER
+from discreet.runs.folder import RunChoices, finish, load_run, prepared, workspace_of
 from discreet.training.evaluate import predict
 from discreet.training.loop import train as train_model
 from discreet.training.plan import TrainingPlan, model_settings
 from discreet.training.public_text import public_corpus
-from discreet.training.run_folder import RunChoices, finish, load_run, prepared, workspace_of
 
 if TYPE_CHECKING:
     from discreet.protections.base import Protection
-    from discreet.training.settings import TrainSettings
+    from discreet.runs.settings import TrainSettings
 
 _SOURCE = "texts given in Python"
 _CLASSES = "classes"

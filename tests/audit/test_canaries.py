@@ -36,10 +36,10 @@ from discreet.models.classifier import Classifier, ModelSettings
 from discreet.models.language_model import LanguageModel
 from discreet.protections.base import Protection
 from discreet.protections.dp_sgd import DPSGD
+from discreet.runs.folder import load_run
+from discreet.runs.settings import TrainSettings
 from discreet.training.loop import Job, train
 from discreet.training.plan import TrainingPlan
-from discreet.training.run_folder import load_run
-from discreet.training.settings import TrainSettings
 
 SETTINGS = TrainSettings(epochs=2, batch_size=8, learning_rate=1e-2)
 

@@ -41,10 +41,10 @@ from discreet.protections import base, dp_sgd
 from discreet.protections.base import Protection
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
+from discreet.runs.settings import TrainSettings
 from discreet.training.loop import Job, train
 from discreet.training.plan import TrainingPlan
 from discreet.training.private import PrivateStep
-from discreet.training.settings import TrainSettings
 
 SETTINGS = TrainSettings(epochs=4, batch_size=8, learning_rate=1e-2)  # 20 steps
 UNITS = 40

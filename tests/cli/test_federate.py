@@ -10,7 +10,7 @@ import pytest
 
 from discreet.cli.main import main
 from discreet.federated.settings import Federation
-from discreet.training.run_folder import load_run
+from discreet.runs.folder import load_run
 
 
 def test_a_file_becomes_a_federated_run(
@@ -102,7 +102,7 @@ def test_a_node_with_a_limit_stays_out_of_a_run_that_exceeds_it() -> None:
     from discreet.federated.flower import with_own_settings
     from discreet.models.model_settings import ModelSettings
     from discreet.protections.dp_sgd import DPSGD
-    from discreet.training.settings import TrainSettings
+    from discreet.runs.settings import TrainSettings
 
     settings = Federation(TextSource("notes"), ModelSettings(), TrainSettings(), 2, DPSGD(epsilon=4.0))
     own = with_own_settings(settings, 1, {"data": "mine.csv", "epsilon": 5.0})

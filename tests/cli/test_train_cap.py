@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.report.runs import rows_with_people
+from tests.statement.releases import rows_with_people
 
 from discreet.cli.main import main
 

@@ -17,7 +17,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from discreet.core.digests import DIGESTS, with_digests
-from discreet.training.run_folder import files_of_release, ledgers_of
+from discreet.runs.folder import files_of_release, ledgers_of
 
 Edit = Callable[[Path], None]
 

@@ -25,7 +25,7 @@ from discreet.data.sources import TextSource
 from discreet.experiment.training import RunOptions, RunRequest, run_training
 from discreet.models.classifier import ModelSettings
 from discreet.protections.dp_sgd import DPSGD
-from discreet.training.settings import TrainSettings
+from discreet.runs.settings import TrainSettings
 from discreet.training.steps import Report
 
 UNITS, STEPS = 40, 5

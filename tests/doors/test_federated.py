@@ -24,13 +24,13 @@ from discreet.federated.client import CLIENT_LEDGER, Client, Task
 from discreet.federated.flower import serve
 from discreet.federated.planned import ANSWERS
 from discreet.federated.run import FederateOptions, client_folder, federate, local_grid, private_folder, run_in_process
-from discreet.federated.secure_sum import SecureSum
+from discreet.federated.secure_sum.aggregations import SecureSum
 from discreet.federated.settings import Federation
 from discreet.models.model_settings import ModelSettings
 from discreet.protections.dp_sgd import DPSGD
-from discreet.report.run_facts import read_facts
-from discreet.training.checkpoint import LEDGER, trained
-from discreet.training.settings import TrainSettings
+from discreet.runs.checkpoint import LEDGER, trained
+from discreet.runs.settings import TrainSettings
+from discreet.statement.facts import read_facts
 
 Settings = Callable[..., Federation]
 TASK = Task(round=1, first=0, local_steps=1, steps=4, batch_size=10)

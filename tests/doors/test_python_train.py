@@ -20,8 +20,8 @@ from discreet.core.guarantee import Caveat, Guarantee
 from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
 from discreet.models.classifier import Classifier
-from discreet.training.checkpoint import LEDGER
-from discreet.training.people import People
+from discreet.runs.checkpoint import LEDGER
+from discreet.runs.people import People
 from discreet.training.steps import Report
 
 SHORT = TrainSettings(epochs=2, batch_size=10)

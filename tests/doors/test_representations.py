@@ -17,7 +17,7 @@ from discreet.accounting.interpret import epsilon
 from discreet.accounting.ledger import Ledger
 from discreet.cli.main import main
 from discreet.core.guarantee import Adjacency, Caveat
-from discreet.training.people import People
+from discreet.runs.people import People
 from discreet.training.stored import StoredStep
 
 BUDGET = 20.0

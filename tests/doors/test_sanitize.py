@@ -16,7 +16,7 @@ from discreet.accounting.interpret import epsilon
 from discreet.cli.main import main
 from discreet.core.guarantee import Adjacency, Caveat
 from discreet.data import tables
-from discreet.training.people import People
+from discreet.runs.people import People
 
 PRICE = 0.5
 

@@ -19,7 +19,7 @@ from discreet.cli.main import main
 from discreet.core.errors import BudgetError, DataError, DiscreetError
 from discreet.core.guarantee import CHOICE, Caveat
 from discreet.estimator import SpendsAgain
-from discreet.training.people import People
+from discreet.runs.people import People
 from discreet.training.private import PrivateStep
 
 TEXTS = [f"{('a good calm film', 'a bad dull plot')[i % 2]} {'very ' * (i % 3)}{i}" for i in range(40)]

@@ -37,8 +37,8 @@ from discreet.experiment.training import RunOptions, with_canaries
 from discreet.models.encoder import quiet
 from discreet.models.language_model import LanguageModel
 from discreet.models.model_settings import ModelSettings
-from discreet.training.run_folder import RunChoices
-from discreet.training.settings import TrainSettings
+from discreet.runs.folder import RunChoices
+from discreet.runs.settings import TrainSettings
 
 
 @pytest.fixture(scope="module")

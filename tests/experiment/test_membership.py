@@ -35,11 +35,11 @@ from discreet.models.encode import encode
 from discreet.models.language_model import LanguageModel
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
+from discreet.runs.folder import RunChoices
+from discreet.runs.settings import TrainSettings
 from discreet.training.loop import Job, start_from_public, train
 from discreet.training.plan import TrainingPlan
 from discreet.training.public_text import public_corpus
-from discreet.training.run_folder import RunChoices
-from discreet.training.settings import TrainSettings
 
 WORDS = ("heart", "knee", "lung", "hand", "scan", "dose", "cough", "fever", "nurse", "doctor", "pain", "rest")
 TEXTS = tuple(f"the {a} and the {b} of {c}" for a in WORDS[:6] for b in WORDS[6:] for c in ("two", "one", "ten"))

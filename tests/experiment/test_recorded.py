@@ -16,11 +16,11 @@ from discreet.data.sources import TextSource
 from discreet.experiment.attack.recorded import Recorded, attack_recorded, has_record
 from discreet.experiment.attack.request import AttackRequest
 from discreet.federated.run import FederateOptions, federate
-from discreet.federated.secure_sum import SecureSum
+from discreet.federated.secure_sum.aggregations import SecureSum
 from discreet.federated.settings import Federation
 from discreet.models.model_settings import ModelSettings
 from discreet.protections.dp_sgd import DPSGD
-from discreet.training.settings import TrainSettings
+from discreet.runs.settings import TrainSettings
 
 Run = Callable[..., Path]
 

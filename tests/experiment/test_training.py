@@ -15,7 +15,7 @@ from discreet.models.classifier import Classifier, ModelSettings
 from discreet.models.encode import encode
 from discreet.protections.dp_sgd import DPSGD
 from discreet.protections.instance_encoding import InstanceEncoding
-from discreet.training.settings import TrainSettings
+from discreet.runs.settings import TrainSettings
 
 
 def test_any_protection_may_have_several_views_of_a_query(tiny_encoder: Callable[[str], Path]) -> None:

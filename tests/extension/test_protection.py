@@ -13,8 +13,8 @@ from tests.extension.redact import Redact
 from discreet import TextClassifier, TrainSettings, catalog
 from discreet.catalog import Entry
 from discreet.cli.main import main
+from discreet.runs.folder import load_run
 from discreet.study.file import Study, check
-from discreet.training.run_folder import load_run
 
 ENTRY = Entry("tests.extension.redact:Redact", "redaction", "Replaces every digit.")
 

@@ -9,7 +9,7 @@ import pytest
 from discreet.data.sources import TextSource
 from discreet.federated.settings import Federation
 from discreet.models.model_settings import ModelSettings
-from discreet.training.settings import TrainSettings
+from discreet.runs.settings import TrainSettings
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from discreet.federated.aggregation import Update, norm_of
 from discreet.federated.central import CentralDP, clipped
 from discreet.federated.run import run_in_process
 from discreet.federated.settings import Federation
-from discreet.training.checkpoint import LEDGER
+from discreet.runs.checkpoint import LEDGER
 
 
 @pytest.mark.parametrize("size", [1e-3, 1.0, 1e12])

@@ -19,7 +19,7 @@ from discreet.data.sources import TextSource
 from discreet.federated.central import CentralDP
 from discreet.federated.client import Client
 from discreet.federated.run import FederateOptions, client_folder, federate
-from discreet.federated.secure_sum import SecureSum
+from discreet.federated.secure_sum.aggregations import SecureSum
 from discreet.federated.settings import Federation
 from discreet.protections.dp_sgd import DPSGD
 

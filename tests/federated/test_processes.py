@@ -30,7 +30,7 @@ from discreet.federated.settings import Federation
 from discreet.federated.wiretap import wiretap
 from discreet.models.model_settings import ModelSettings
 from discreet.protections.dp_sgd import DPSGD
-from discreet.training.checkpoint import LEDGER
+from discreet.runs.checkpoint import LEDGER
 
 Tiny = Callable[..., Federation]
 

@@ -28,12 +28,12 @@ from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
 from discreet.protections.instance_encoding import InstanceEncoding
 from discreet.protections.texthide import AllMasks, TextHide
-from discreet.report.run_facts import read_facts
-from discreet.report.statement import statement
-from discreet.training.checkpoint import LEDGER, trained
+from discreet.runs.checkpoint import LEDGER, trained
+from discreet.runs.folder import load_run
+from discreet.runs.settings import TrainSettings
+from discreet.statement.facts import read_facts
+from discreet.statement.statement import statement
 from discreet.training.loop import optimizer_for, set_rate
-from discreet.training.run_folder import load_run
-from discreet.training.settings import TrainSettings
 
 Tiny = Callable[..., Federation]
 
@@ -494,7 +494,7 @@ def test_an_interrupted_run_is_not_deleted_and_resumes(tiny: Tiny, tmp_path: Pat
 
 
 def test_clients_are_in_the_record_of_the_same_people(tiny: Tiny, tmp_path: Path) -> None:
-    from discreet.training.people import People
+    from discreet.runs.people import People
 
     settings = tiny(protect=DPSGD(noise_multiplier=1.0))
     result = federate(settings, tmp_path / "fed", FederateOptions(in_process=True))

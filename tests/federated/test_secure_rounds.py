@@ -14,9 +14,9 @@ from discreet.core.files import load_tensors
 from discreet.federated.aggregation import RoundError
 from discreet.federated.client import CLIENT_LEDGER
 from discreet.federated.run import run_in_process
-from discreet.federated.secure_sum import SecureSum
+from discreet.federated.secure_sum.aggregations import SecureSum
 from discreet.federated.settings import Federation
-from discreet.training.checkpoint import LEDGER
+from discreet.runs.checkpoint import LEDGER
 
 Tiny = Callable[..., Federation]
 

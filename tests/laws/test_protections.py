@@ -33,9 +33,9 @@ from discreet.core.randomness import Rng, digest
 from discreet.data.corpus import Corpus
 from discreet.data.sources import TextSource
 from discreet.models.classifier import Classifier, ModelSettings
-from discreet.report.run_facts import read_facts
-from discreet.training.checkpoint import LEDGER
-from discreet.training.settings import TrainSettings
+from discreet.runs.checkpoint import LEDGER
+from discreet.runs.settings import TrainSettings
+from discreet.statement.facts import read_facts
 
 DELTA = 1e-6  # so small that a pure guarantee is hardly cheaper at it
 UNDERCUT = 0.02
@@ -77,7 +77,7 @@ class Outcome:
     @property
     def weights(self) -> dict[str, Tensor]:
         """The trained weights as they lie on disk."""
-        from discreet.training.run_folder import load_run
+        from discreet.runs.folder import load_run
 
         return dict(load_run(self.folder).model.state_dict())
 
@@ -198,7 +198,7 @@ def run(
 
 def read_back(folder: Path) -> tuple[Any, Mapping[str, Any]]:
     """Return the protection that a run was asked for, and its guarantee, from its folder."""
-    from discreet.training.run_folder import load_run
+    from discreet.runs.folder import load_run
 
     found = load_run(folder)
     return found.settings.protect, found.metrics["guarantee"]

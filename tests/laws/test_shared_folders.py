@@ -27,7 +27,7 @@ from discreet.data.sources import TextSource
 from discreet.estimator import TextClassifier
 from discreet.models.encoder import load_tokenizer
 from discreet.protections.dp_sgd import DPSGD
-from discreet.training.settings import TrainSettings
+from discreet.runs.settings import TrainSettings
 
 PAGE = Path(__file__).parents[2] / "docs" / "folders.md"
 RUN, SEARCH, TRAINER, SANITIZED, STUDY = (

@@ -28,10 +28,10 @@ from discreet.protections.local.layer import LDPLayer
 from discreet.protections.local.projection import whole_space
 from discreet.protections.local.protection import LocalPrivacy
 from discreet.protections.local.release import LocalLayer, SentOnce
-from discreet.training import run_folder
+from discreet.runs import folder
+from discreet.runs.folder import load_run
+from discreet.runs.settings import TrainSettings
 from discreet.training.evaluate import represent
-from discreet.training.run_folder import load_run
-from discreet.training.settings import TrainSettings
 
 
 def run(toy_csv: Path, encoder: Path, out: Path, **changes: object) -> dict[str, object]:
@@ -76,7 +76,7 @@ def test_a_run_whose_disk_was_full_in_the_end_is_finished_without_spending_again
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(run_folder, "model_card", full)  # the two sides are written by then
+        patched.setattr(folder, "model_card", full)  # the two sides are written by then
         with pytest.raises(OutputError, match=r"Free some space, then resume \(resume=True\)"):
             run(toy_csv, tiny_encoder("bert"), tmp_path / "a")
     assert (tmp_path / "a.unfinished" / "server").exists()

@@ -14,7 +14,7 @@ from discreet.models.classifier import Classifier
 from discreet.protections.base import in_words
 from discreet.releases.description import describe_release
 from discreet.releases.protected import protection_of
-from discreet.training.run_folder import protection
+from discreet.runs.folder import protection
 
 PROMISE = Guarantee(2.3421, 1e-5, "text", Adjacency.REPLACE_ONE, "pld")
 # For every protection: what it is asked for, and what must be said of it.

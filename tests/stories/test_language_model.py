@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from discreet.cli.main import main
-from discreet.training.run_folder import load_run
+from discreet.runs.folder import load_run
 
 Call = Callable[..., str]
 

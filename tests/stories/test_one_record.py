@@ -25,8 +25,8 @@ from discreet.federated.client import Client, Task
 from discreet.federated.settings import Federation
 from discreet.models.classifier import Classifier
 from discreet.models.model_settings import ModelSettings
+from discreet.runs.people import FIXED_SEED, People, Total
 from discreet.training.loop import train
-from discreet.training.people import FIXED_SEED, People, Total
 from discreet.training.tuning import tune
 
 PEOPLE = 20

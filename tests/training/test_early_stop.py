@@ -23,10 +23,10 @@ from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
 from discreet.protections.instance_encoding import InstanceEncoding
 from discreet.protections.local.protection import LocalPrivacy
+from discreet.runs.people import People
+from discreet.runs.settings import TrainSettings
 from discreet.training import loop
-from discreet.training.people import People
 from discreet.training.plan import TrainingPlan
-from discreet.training.settings import TrainSettings
 
 SETTINGS = TrainSettings(epochs=4, batch_size=32, learning_rate=1e-3, head_share=0.0)
 

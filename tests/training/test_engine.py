@@ -18,12 +18,12 @@ from discreet.data.sources import load
 from discreet.mechanisms import normals
 from discreet.models.classifier import Classifier
 from discreet.protections import dp_sgd
+from discreet.runs.settings import TrainSettings
 from discreet.training.capture import StepEnd
 from discreet.training.engine import Engine
 from discreet.training.independence import Kernels
 from discreet.training.parts import PrivateParts
 from discreet.training.private import PrivateStep
-from discreet.training.settings import TrainSettings
 
 
 @pytest.fixture

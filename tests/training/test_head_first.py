@@ -20,11 +20,11 @@ from discreet.models.encode import encode
 from discreet.models.lora import is_adapter
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
-from discreet.training.checkpoint import NAME, PUBLIC, PUBLIC_START
+from discreet.runs.checkpoint import NAME, PUBLIC, PUBLIC_START
+from discreet.runs.settings import TrainSettings
 from discreet.training.evaluate import represent
 from discreet.training.plan import TrainingPlan, model_settings
 from discreet.training.public_row import PUBLIC_TEXT
-from discreet.training.settings import TrainSettings
 
 SETTINGS = TrainSettings(epochs=2, batch_size=10, learning_rate=1e-2, head_share=0.5)
 

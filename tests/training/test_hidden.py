@@ -19,9 +19,9 @@ from discreet.protections.dp_sgd import DPSGD
 from discreet.protections.instance_encoding import InstanceEncoding
 from discreet.protections.texthide import TextHide
 from discreet.releases.hidden import draw_hidden
+from discreet.runs.settings import TrainSettings
 from discreet.training.evaluate import evaluate, predict
 from discreet.training.hidden import HiddenStep
-from discreet.training.settings import TrainSettings
 
 StopAfter = Callable[[int], Callable[[], bool]]
 FAST = TrainSettings(epochs=20, learning_rate=5e-3, batch_size=32)

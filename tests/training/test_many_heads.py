@@ -16,10 +16,10 @@ from discreet.models.classifier import Classifier, ModelSettings
 from discreet.protections.base import Protection
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
+from discreet.runs.settings import TrainSettings
 from discreet.training.loop import Job, train
 from discreet.training.many_heads import HeadJob, can_train_together, train_heads
 from discreet.training.plan import TrainingPlan
-from discreet.training.settings import TrainSettings
 
 ROWS, WIDTH = 48, 32
 

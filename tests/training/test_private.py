@@ -22,10 +22,10 @@ from discreet.models.classifier import Classifier
 from discreet.models.encode import ready
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
+from discreet.runs.settings import TrainSettings
 from discreet.training.evaluate import evaluate
 from discreet.training.parts import PrivateParts
 from discreet.training.private import PrivateStep
-from discreet.training.settings import TrainSettings
 
 
 @pytest.fixture

@@ -3,7 +3,8 @@
 import pytest
 
 from discreet.data.corpus import Corpus
-from discreet.training.public_row import PublicRow, in_sentences, public_row
+from discreet.runs.card import beside_public
+from discreet.training.public_row import PublicRow, public_row
 
 FIRST = ("The cat sleeps on the sofa.", "Stocks fell sharply on Monday.", "She plays the violin.", "It rains.")
 SECOND = ("A cat is sleeping on a sofa.", "The recipe needs two eggs.", "She is playing a violin.", "He sold his car.")
@@ -36,6 +37,6 @@ def test_a_model_that_is_no_better_is_reported(value: float, beaten: bool) -> No
     utility = {"matthews": value}
     row = PublicRow({"matthews": 0.37}, "matthews").as_dict(utility)
     assert row["is_beaten"] is beaten
-    said = in_sentences(row, utility, private=True)
+    said = beside_public(row, utility, private=True)
     assert "0.370" in said[0] and "above 0.7" in said[0]
     assert ("gains nothing" in " ".join(said)) is not beaten

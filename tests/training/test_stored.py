@@ -11,7 +11,7 @@ from discreet.models.classifier import Classifier
 from discreet.protections.base import Protection
 from discreet.protections.instance_encoding import InstanceEncoding
 from discreet.protections.local.protection import LocalPrivacy
-from discreet.training.settings import TrainSettings
+from discreet.runs.settings import TrainSettings
 
 
 @pytest.mark.parametrize("protect", [InstanceEncoding(epsilon=8), LocalPrivacy(epsilon=50)], ids=lambda p: p.name)

@@ -22,10 +22,10 @@ from discreet.data.sources import load
 from discreet.models.classifier import Classifier
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
-from discreet.training.checkpoint import copy_weights
+from discreet.runs.checkpoint import copy_weights
+from discreet.runs.folder import SEARCH, secret_of
+from discreet.runs.settings import TrainSettings
 from discreet.training.loop import Job
-from discreet.training.run_folder import SEARCH, secret_of
-from discreet.training.settings import TrainSettings
 from discreet.training.tuning import SearchPlan, Tuned, candidates_of, tune
 
 GRID = {"learning_rate": [0.001, 0.1], "clip_norm": [0.1, 1.0]}

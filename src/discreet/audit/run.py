@@ -21,8 +21,8 @@ from discreet.audit.sums import sums_epsilon
 from discreet.audit.trade_off import epsilon_delta, family_of, gaussian, trade_off_of
 from discreet.core.errors import open_probability
 from discreet.core.guarantee import Guarantee
-from discreet.training.checkpoint import LEDGER
-from discreet.training.run_folder import load_run
+from discreet.runs.checkpoint import LEDGER
+from discreet.runs.folder import load_run
 
 _DELTA = 1e-5  # of a run without protection
 _TYPICAL_MU = 2.0  # the curve for which the guesses of such a run are planned

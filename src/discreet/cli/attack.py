@@ -310,7 +310,7 @@ def _attack_and_split(options: AttackOptions, run: Path | None) -> tuple[str, st
 
 def _releases_a_model_alone(run: Path, options: AttackOptions) -> bool:
     """Return whether gradients were protected in the training of a run, so that no sentence vectors leave."""
-    from discreet.training.run_folder import read_settings
+    from discreet.runs.folder import read_settings
 
     if options.protect is not None or not (run / "settings.toml").exists():
         return False

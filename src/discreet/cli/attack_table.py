@@ -325,7 +325,7 @@ def note_different_noise(built: Any) -> None:
 
 def attack_for_run(run: Path, protect: str | None) -> str:
     """Return the name of an attack that fits the release of a run, before its model is loaded."""
-    from discreet.training.run_folder import read_settings
+    from discreet.runs.folder import read_settings
 
     path = run / "settings.toml"
     if not path.exists():

@@ -11,7 +11,7 @@ from discreet.cli.options import Json
 from discreet.cli.output import as_json, console, line, plain, working
 
 if TYPE_CHECKING:
-    from discreet.report.policy import Check
+    from discreet.statement.policy import Check
 
 
 def check(
@@ -37,8 +37,8 @@ def check(
     leakage of attacks, and may require an audit. Bad input has exit status 2.
     """
     with working("reading the run and its ledger"):
-        from discreet.report.policy import Policy, checks
-        from discreet.report.run_facts import read_facts, read_results
+        from discreet.statement.facts import read_facts, read_results
+        from discreet.statement.policy import Policy, checks
 
         rules = Policy.read(policy)
         facts = read_facts(run, ledger=ledger, delta=delta)
@@ -63,7 +63,7 @@ def check(
 
 def _write(sarif: Path | None, junit: Path | None, outcome: list[Check], policy: Path, run: Path) -> None:
     from discreet.core.files import cannot_write, write_atomic
-    from discreet.report import check_formats
+    from discreet.statement import check_formats
 
     texts = {} if sarif is None else {sarif: check_formats.sarif(outcome, policy, run)}
     texts |= {} if junit is None else {junit: check_formats.junit(outcome, run)}

@@ -39,8 +39,8 @@ def evaluate(
         from discreet.data.batches import tokens_for
         from discreet.data.sources import Columns, load
         from discreet.models.task import matched
+        from discreet.runs.folder import load_run
         from discreet.training.evaluate import assess_classes
-        from discreet.training.run_folder import load_run
 
         loaded = load_run(run, find_device(device))
     model, settings = loaded.model, loaded.settings

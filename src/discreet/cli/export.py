@@ -23,7 +23,7 @@ def export(
     """
     with working("exporting"):
         from discreet.core.digests import check_digests
-        from discreet.training.run_folder import load_run
+        from discreet.runs.folder import load_run
 
         loaded = load_run(run)
         # The model card of the export states the guarantee again.

@@ -28,7 +28,7 @@ from discreet.core.errors import invalid, setting
 from discreet.core.guarantee import in_digits
 from discreet.core.settings import option
 from discreet.models.model_settings import ModelSettings
-from discreet.training.settings import TrainSettings
+from discreet.runs.settings import TrainSettings
 
 if TYPE_CHECKING:
     from discreet.federated.server import RoundReport

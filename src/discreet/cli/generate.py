@@ -39,7 +39,7 @@ def generate(
         from discreet.core.device import find_device
         from discreet.core.randomness import Rng
         from discreet.models.language_model import LanguageModel
-        from discreet.training.run_folder import load_run
+        from discreet.runs.folder import load_run
 
         model = load_run(run, find_device(device)).model
     if not isinstance(model, LanguageModel):

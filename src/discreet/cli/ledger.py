@@ -17,7 +17,7 @@ from discreet.core.guarantee import LARGEST_DELTA, in_digits
 if TYPE_CHECKING:
     from discreet.accounting.ledger_file import Statement
     from discreet.core.guarantee import Guarantee
-    from discreet.training.people import Record
+    from discreet.runs.people import Record
 
 _MOST_KINDS = 8  # ledgers with more kinds of events do not list what still fits in the budget
 
@@ -85,7 +85,7 @@ def ledger(
 
 
 def _all_releases(json: bool) -> None:
-    from discreet.training.people import COUNTED, STUDY, People, people_totals
+    from discreet.runs.people import COUNTED, STUDY, People, people_totals
 
     people = People()
     with working("adding up the recorded releases"):

@@ -13,7 +13,7 @@ from discreet.core.errors import DataError
 
 if TYPE_CHECKING:
     from discreet.data.corpus import Corpus
-    from discreet.training.run_folder import RunSettings
+    from discreet.runs.folder import RunSettings
 
 _NO_CLASSES = "A language model has no classes; generate text with `discreet generate RUN`."
 
@@ -41,8 +41,8 @@ def predict(
     with working("loading the model"):
         from discreet.core.device import find_device
         from discreet.models.classifier import classifier_of
+        from discreet.runs.folder import load_run
         from discreet.training.evaluate import predict as predict_corpus
-        from discreet.training.run_folder import load_run
 
         loaded = load_run(run, find_device(device))
     corpus = read(source, text, text_pair, loaded.settings, separator, quoting)

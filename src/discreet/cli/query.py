@@ -140,7 +140,7 @@ def _private_vectors(folder: Path, asked: tuple[list[str] | None, str, str, str 
     """Return the vectors of texts without noise; they are encrypted before they leave."""
     import numpy as np
 
-    from discreet.training.run_folder import is_run, load_run
+    from discreet.runs.folder import is_run, load_run
 
     if not is_run(folder):
         from discreet.local.client import UserSide

@@ -107,8 +107,8 @@ def sanitize(
     from discreet.data.separated import Layout
     from discreet.data.sources import EACH_ROW, unit_word
     from discreet.data.tables import check_fits, format_of, read_columns, render, write_whole
-    from discreet.report.run_facts import TEXT, sidecar_of
-    from discreet.training.sanitized import counted_file, privacy_of
+    from discreet.runs.sanitized import counted_file, privacy_of
+    from discreet.statement.facts import TEXT, sidecar_of
 
     positive(
         "epsilon-per-word", epsilon_per_word, "It is the epsilon of one word; 8 is very noisy, 40 keeps most words."

@@ -62,7 +62,7 @@ def serve(
 
     if encrypted:
         from discreet.local.encrypted import EncryptedHead
-        from discreet.training.run_folder import is_run
+        from discreet.runs.folder import is_run
 
         head = Head.of(ServerSide.of_run(folder) if is_run(folder) else ServerSide.load(folder))
         run_server(head, host, port, limits, note, EncryptedHead(head))

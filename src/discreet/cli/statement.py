@@ -14,7 +14,7 @@ from discreet.core.errors import OutputError, invalid, one_of, open_probability
 from discreet.core.settings import option
 
 if TYPE_CHECKING:
-    from discreet.report.run_facts import Facts
+    from discreet.statement.facts import Facts
 
 FORMATS = ("json", "markdown", "opendp", "huggingface", "croissant")
 _SUFFIXES = {"json": ".json", "markdown": ".md", "opendp": ".yaml", "huggingface": ".md", "croissant": ".json"}
@@ -80,9 +80,9 @@ def statement(
     if json and kind not in (None, "json"):
         raise invalid("format", kind, "left out or json with --json", "Leave one of them out.")
     with working("reading the run and its ledger"):
-        from discreet.report.run_facts import read_facts
-        from discreet.report.statement import same_people
-        from discreet.report.statement import statement as make
+        from discreet.statement.facts import read_facts
+        from discreet.statement.statement import same_people
+        from discreet.statement.statement import statement as make
 
         facts = read_facts(run, ledger=options.ledger, delta=options.delta)
         others = same_people(facts) if options.all_releases else None
@@ -107,7 +107,7 @@ def statement(
 def _measured(facts: Facts, options: StatementOptions) -> dict[str, Any] | None:
     if not (options.measure or options.subgroup is not None or options.data is not None):
         return None
-    from discreet.report.run_facts import TRAINED
+    from discreet.statement.facts import TRAINED
 
     if facts.kind not in TRAINED:
         setting = "subgroup" if options.subgroup is not None else "data" if options.data is not None else "measure"
@@ -122,8 +122,8 @@ def _text(values: dict[str, Any], facts: Facts, kind: str) -> str:
     """Return the statement in one format."""
     from json import dumps
 
-    from discreet.report import exports
-    from discreet.report.statement_markdown import markdown
+    from discreet.statement import exports
+    from discreet.statement.markdown import markdown
 
     if kind == "json":
         return dumps(values, indent=2, allow_nan=False, ensure_ascii=False) + "\n"

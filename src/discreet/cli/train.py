@@ -42,7 +42,7 @@ from discreet.core.errors import invalid, one_of
 from discreet.core.guarantee import in_digits
 from discreet.core.settings import option
 from discreet.models.model_settings import SEPARATE, ModelSettings
-from discreet.training.settings import TrainSettings
+from discreet.runs.settings import TrainSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sized
@@ -333,14 +333,14 @@ def _print(result: dict[str, Any], out: Path) -> None:
 
 def print_run(result: dict[str, Any]) -> None:
     """Print the utility and the guarantee of a run."""
-    from discreet.training.public_row import in_sentences
+    from discreet.runs.card import beside_public
 
     if result["utility"]:
         table(result["utility"], title=f"Utility on the {result['evaluated_on']} split")
         print_quality(result["quality"], remedy_for(result))
         print_classes(result.get("utility_by_class", []))
         if "public" in result:
-            sentences = in_sentences(result["public"], result["utility"], private=result["guarantee"] is not None)
+            sentences = beside_public(result["public"], result["utility"], private=result["guarantee"] is not None)
             paragraph(" ".join(sentences))
     else:
         line("Utility: not measured, because no rows were held out.")

@@ -15,7 +15,7 @@ from discreet.core.errors import SettingError, invalid, setting
 from discreet.core.guarantee import in_digits
 from discreet.core.settings import option, read_values
 from discreet.models.model_settings import ModelSettings
-from discreet.training.settings import TrainSettings
+from discreet.runs.settings import TrainSettings
 
 _SEARCH = "Search"
 _SHORT = (

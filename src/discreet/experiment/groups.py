@@ -16,8 +16,8 @@ from discreet.metrics.utility import by_class, quality, utility_intervals
 from discreet.models.base import LM
 from discreet.models.classifier import classifier_of
 from discreet.models.task import matched
+from discreet.runs.folder import load_run
 from discreet.training.evaluate import perplexity, predict
-from discreet.training.run_folder import load_run
 
 FEWEST = 5  # rows of a class or a subgroup with which its utility is stated
 

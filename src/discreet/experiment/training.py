@@ -37,14 +37,15 @@ from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
 from discreet.protections.local.protection import LocalPrivacy
 from discreet.protections.local.release import LocalLayer
-from discreet.training.checkpoint import LEDGER, PUBLIC_START
+from discreet.runs.checkpoint import LEDGER, PUBLIC_START
+from discreet.runs.folder import RunChoices, RunSettings, check_kind, finish, prepared, workspace_of
+from discreet.runs.people import Entry, Shared, Spent
+from discreet.training.account import entry_of
 from discreet.training.evaluate import assess_classes, evaluate
 from discreet.training.loop import Job, Trained, train
-from discreet.training.people import Entry, Shared, Spent, entry_of
 from discreet.training.plan import TrainingPlan
 from discreet.training.public_row import PublicRow, public_row, start_row
 from discreet.training.public_text import public_corpus
-from discreet.training.run_folder import RunChoices, RunSettings, check_kind, finish, prepared, workspace_of
 from discreet.training.steps import Report, encoding_watch
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ class RunOptions:
 
     By default, the outputs of a frozen encoder are cached for the next training run, unless it is protected. A
     protected run is also counted in `ledger`, or else in this machine's record of the same people
-    (`discreet.training.people`); a run that would exceed `budget` there is rejected before its first step.
+    (`discreet.runs.people`); a run that would exceed `budget` there is rejected before its first step.
     """
 
     device: str = "auto"

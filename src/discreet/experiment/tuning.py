@@ -31,10 +31,10 @@ from discreet.experiment.training import (
 )
 from discreet.models.encode import cache_folder
 from discreet.protections.dp_sgd import DPSGD
-from discreet.training.checkpoint import LEDGER
+from discreet.runs.checkpoint import LEDGER
+from discreet.runs.folder import check_kind, finish, prepared, workspace_of
 from discreet.training.loop import Job, Trained
 from discreet.training.public_text import public_text
-from discreet.training.run_folder import check_kind, finish, prepared, workspace_of
 from discreet.training.tuning import SearchPlan, Tuned, tune
 
 if TYPE_CHECKING:

@@ -54,15 +54,15 @@ from discreet.models.encode import ready
 from discreet.models.task import matched_split
 from discreet.protections.base import GradientProtection, RepresentationProtection, plain_defaults
 from discreet.releases.hidden import draw_hidden
-from discreet.training.account import check_ledger
-from discreet.training.checkpoint import LEDGER, identity, spend_name, trained
+from discreet.runs.checkpoint import LEDGER, identity, spend_name, trained
+from discreet.runs.folder import secret_of
+from discreet.runs.people import Entry
+from discreet.training.account import check_ledger, entry_of
 from discreet.training.evaluate import evaluate
 from discreet.training.hidden import HiddenStep
 from discreet.training.loop import optimizer_for, set_rate
-from discreet.training.people import Entry, entry_of
 from discreet.training.plan import TrainingPlan
 from discreet.training.private import PrivateStep
-from discreet.training.run_folder import secret_of
 from discreet.training.steps import OpenStep, Parts, Step
 
 HELLO, EVALUATE, FINISH = "hello", "evaluate", "finish"  # requests besides those of the aggregation

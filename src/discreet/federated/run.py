@@ -35,9 +35,9 @@ from discreet.metrics.utility import MAIN
 from discreet.models.base import LM, TextModel
 from discreet.models.encode import ready
 from discreet.protections.base import GradientProtection, RepresentationProtection
-from discreet.training.checkpoint import LEDGER, trained
+from discreet.runs.checkpoint import LEDGER, trained
+from discreet.runs.folder import RunSettings, begin, finish, forget_secrets, workspace_of
 from discreet.training.evaluate import assess_classes
-from discreet.training.run_folder import RunSettings, begin, finish, forget_secrets, workspace_of
 
 SETTINGS, SERVER, FLOWER = "federation.toml", "server", "flower"
 _RECORDED_BATCHES = f"the recorded batches, in {BATCHES} of each client, are not released"

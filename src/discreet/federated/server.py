@@ -40,8 +40,8 @@ from discreet.federated.record import Recorder
 from discreet.federated.settings import GRADIENTS, Federation
 from discreet.protections.base import GradientProtection, Protection
 from discreet.protections.texthide import TextHide
-from discreet.training import checkpoint
-from discreet.training.checkpoint import LEDGER, Progress, trained
+from discreet.runs import checkpoint
+from discreet.runs.checkpoint import LEDGER, Progress, trained
 from discreet.training.loop import optimizer_for, set_rate
 
 SCHEDULE, PROGRESS, LOG, RESULT, FINAL = (
@@ -104,7 +104,7 @@ class Schedule:
 
         >>> from discreet.data.sources import TextSource
         >>> from discreet.models.model_settings import ModelSettings
-        >>> from discreet.training.settings import TrainSettings
+        >>> from discreet.runs.settings import TrainSettings
         >>> train = TrainSettings(epochs=2, batch_size=8)
         >>> settings = Federation(TextSource("notes"), ModelSettings(), train, clients=2)
         >>> Schedule.make(settings, {0: 30, 1: 10}, 384)

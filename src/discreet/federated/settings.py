@@ -25,7 +25,7 @@ from discreet.models.task import matched
 from discreet.protections.base import GradientProtection, Protection, RepresentationProtection, defaults_of
 from discreet.protections.dp_sgd import ALLOCATION, DPSGD
 from discreet.protections.texthide import TextHide
-from discreet.training.settings import TrainSettings
+from discreet.runs.settings import TrainSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -21,9 +21,9 @@ from discreet.core.files import write_atomic
 from discreet.core.guarantee import CHOICE, Caveat, Guarantee
 from discreet.core.randomness import Rng, digest
 from discreet.integrations.rows import Dataset, people_of
-from discreet.training.account import SUMS, Account, ledger_for, public_facts
+from discreet.runs.people import Entry, Marks, detach, place_of
+from discreet.training.account import SUMS, Account, attach, ledger_for, public_facts
 from discreet.training.changes import persistent_buffers
-from discreet.training.people import Entry, Marks, attach, detach, place_of
 from discreet.training.plan import TrainingPlan
 from discreet.training.processes import Processes
 

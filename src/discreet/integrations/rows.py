@@ -18,8 +18,8 @@ from discreet.core.nested import mapped
 from discreet.core.randomness import digest
 from discreet.data.shapes import Part, Shapes
 from discreet.data.units import Grouped
+from discreet.runs.people import Marks, People
 from discreet.training.changes import Known, checksum
-from discreet.training.people import Marks, People
 
 _SMALL = 1 << 16  # numbers; copying so many takes less time than two sums
 

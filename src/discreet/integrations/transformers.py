@@ -31,7 +31,6 @@ from discreet.clipping.layers import find_layers
 from discreet.core.errors import DataError, ModelError, UnsupportedError, invalid, setting
 from discreet.core.files import write_atomic
 from discreet.core.guarantee import CHOICE, HELD_OUT, Guarantee, in_digits
-from discreet.core.model_card import STATED
 from discreet.core.randomness import Rng
 from discreet.data.people_columns import column_of_people
 from discreet.data.sources import unit_word
@@ -41,7 +40,8 @@ from discreet.integrations.losses import IGNORED, RowLosses, row_losses, task_of
 from discreet.integrations.rows import Rows
 from discreet.integrations.torch import PrivateTraining, make_private
 from discreet.protections.base import Protection, check_protection
-from discreet.training.run_folder import guarantee_with_digests
+from discreet.runs.card import STATED
+from discreet.runs.folder import guarantee_with_digests
 
 STATE = "private_state.json"  # in a checkpoint: how far the ledger had come
 START = "private_start.json"  # in the output folder, from before the first step

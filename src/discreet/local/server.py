@@ -26,7 +26,7 @@ from discreet.models.closed_form import fit_classes, fit_score
 from discreet.models.encoder import (
     WRONG_KIND,
 )
-from discreet.training.run_folder import load_run
+from discreet.runs.folder import load_run
 
 
 @dataclass(frozen=True)

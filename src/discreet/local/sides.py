@@ -19,7 +19,7 @@ from discreet.models.encoder import (
     MINILM_SHA256,
 )
 from discreet.protections.local.query import LocalQuery, QueryPath
-from discreet.training.run_folder import encoder_config
+from discreet.runs.folder import encoder_config
 
 if TYPE_CHECKING:
     from discreet.protections.local.protection import LocalPrivacy

@@ -108,8 +108,8 @@ def run(
     Guarantee: none for the trials themselves, whose noise has fixed seeds; each has the guarantee of its setting. The
         folder holds texts that attacks read: keep it as private as the corpus.
     """
+    from discreet.runs.people import People, record_study
     from discreet.study.trial import corpus_of, run_trial
-    from discreet.training.people import People, record_study
 
     folder = _folder_of(study, out)
     values = study if isinstance(study, Study) else read_study(Path(study))

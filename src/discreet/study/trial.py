@@ -44,6 +44,7 @@ from discreet.protections.base import GradientProtection, Protection
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.releases.description import LEAVES, READS
 from discreet.releases.protected import fits
+from discreet.runs.settings import TrainSettings
 from discreet.study.file import (
     OF_UPDATE,
     ReleaseTable,
@@ -56,7 +57,6 @@ from discreet.study.grid import Planned
 from discreet.training.evaluate import predict
 from discreet.training.loop import Job, train
 from discreet.training.plan import TrainingPlan, model_settings
-from discreet.training.settings import TrainSettings
 
 if TYPE_CHECKING:
     from dp_accounting.dp_event import DpEvent

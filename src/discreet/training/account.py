@@ -13,11 +13,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from discreet.accounting.events import event_to_json
 from discreet.accounting.ledger import Ledger, Terms
 from discreet.core.errors import LedgerError, invalid, setting
 from discreet.core.guarantee import CHOICE, FLOATING_POINT, HELD_OUT, Adjacency, Caveat, Guarantee
 from discreet.core.randomness import Rng
+from discreet.data.corpus import Corpus
 from discreet.protections.base import GradientProtection, Live, Once, TextProtection
+from discreet.runs.people import FIXED_SEED, TRAINING, About, Entry, Marks, People, Spent
 from discreet.training.plan import TrainingPlan, check_hides_absence
 
 if TYPE_CHECKING:
@@ -202,3 +205,52 @@ def check_ledger(plan: TrainingPlan, ledger: Ledger) -> None:
             f"({setting('population')}), or open the ledger under zero-out."
         )
         raise invalid("population", None, "set under add/remove", remedy)
+
+
+def entry_of(
+    plan: TrainingPlan,
+    who: Corpus | Marks,
+    ledger: Ledger,
+    *,
+    out: Path | None,
+    secret: bool,
+    command: str = "train",
+    planned: Spent | None = None,
+    budget: float | None = None,
+) -> Entry:
+    """Return the entry of a protected training in the record of its people; `secret` is whether its seed is.
+
+    `planned` are its spends, by default those of its steps.
+    """
+    assert plan.protect is not None and plan.delta is not None
+    if planned is None:
+        planned = {}
+        if isinstance(plan.protect, GradientProtection):
+            events = {event_to_json(plan.step_cost(step)[0]) for step in (0, plan.steps - 1)}
+            if len(events) == 1:  # otherwise every cycle has a cost of its own
+                planned = {events.pop(): plan.sampler.spends(plan.steps, plan.units)}
+    about = About(TRAINING if secret else FIXED_SEED, plan.delta, out, plan.protect.name, command)
+    return Entry.of(People(), who, ledger, about, planned, budget)
+
+
+def attach(
+    plan: TrainingPlan,
+    who: Corpus | Marks,
+    ledger: Ledger,
+    *,
+    out: Path | None,
+    secret: bool,
+    command: str,
+    planned: Spent | None = None,
+) -> Entry | None:
+    """Count what a ledger spends in the record of people too; None if something counts it already.
+
+    Guarantee: the record of these people holds every later spend of the ledger before its noise is used.
+    """
+    if ledger.also is None:
+        entry = entry_of(plan, who, ledger, out=out, secret=secret, command=command, planned=planned)
+        ledger.also = entry
+        return entry
+    if isinstance(ledger.also, Entry):
+        ledger.also.include(ledger.also.people.marks_of(who) if isinstance(who, Corpus) else who)
+    return None

@@ -16,8 +16,8 @@ from discreet.data.batches import Batch, Tokens, Vectors
 from discreet.models.classifier import Classifier, classifier_of
 from discreet.protections.base import Live, RepresentationProtection, Rows
 from discreet.releases.hidden import check_units, draw_hidden, hidden_batch, hidden_losses, public_rows
+from discreet.runs.checkpoint import identity
 from discreet.training.account import Account
-from discreet.training.checkpoint import identity
 from discreet.training.plan import TrainingPlan
 from discreet.training.steps import GraphedStep, Parts, PlainStep, Step
 

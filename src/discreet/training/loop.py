@@ -28,16 +28,16 @@ from discreet.models.lora import is_adapter
 from discreet.models.model_settings import SEPARATE
 from discreet.models.task import matched_split
 from discreet.protections.base import GradientProtection, RepresentationProtection, TextProtection
-from discreet.training import checkpoint
-from discreet.training.account import ledger_for
-from discreet.training.checkpoint import Progress, blend, copy_weights, identity, restore_weights, trained
+from discreet.runs import checkpoint
+from discreet.runs.checkpoint import Progress, blend, copy_weights, identity, restore_weights, trained
+from discreet.runs.folder import secret_of
+from discreet.runs.people import Entry, NotRecorded, Spent, detach, place_of
+from discreet.runs.settings import TrainSettings
+from discreet.training.account import attach, ledger_for
 from discreet.training.evaluate import evaluate
 from discreet.training.hidden import HiddenStep
-from discreet.training.people import Entry, NotRecorded, Spent, attach, detach, place_of
 from discreet.training.plan import TrainingPlan
 from discreet.training.private import PrivateStep
-from discreet.training.run_folder import secret_of
-from discreet.training.settings import TrainSettings
 from discreet.training.steps import Meter, OpenStep, Parts, Report, Step, StepCanaries, encoding_watch
 from discreet.training.stored import StoredStep, rewrite_once
 

@@ -29,8 +29,8 @@ from discreet.protections.base import GradientProtection, Protection
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
 from discreet.protections.private_sum import noise_of, step_optimizer
+from discreet.runs.settings import TrainSettings
 from discreet.training.plan import TrainingPlan
-from discreet.training.settings import TrainSettings
 
 Ints = npt.NDArray[np.int64]
 WEIGHT, BIAS = "head.weight", "head.bias"

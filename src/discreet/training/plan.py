@@ -43,8 +43,8 @@ from discreet.protections.base import (
     most_rows,
 )
 from discreet.protections.dp_sgd import DPSGD
+from discreet.runs.settings import TrainSettings
 from discreet.training.public_text import public_vectors
-from discreet.training.settings import TrainSettings
 
 if TYPE_CHECKING:
     from dp_accounting.dp_event import DpEvent
@@ -299,7 +299,7 @@ class TrainingPlan:
             return Rng(self.noise_seed).fork("secret")
         if workspace is None:
             return Rng.secret()
-        from discreet.training.run_folder import secret_of
+        from discreet.runs.folder import secret_of
 
         return secret_of(workspace)
 

@@ -74,22 +74,3 @@ def start_row(model: TextModel, start: Path, rows: Tokens | Vectors, precision: 
     own = copy.deepcopy(model)
     own.load_weights(load_tensors(start)[0])
     return PublicRow(evaluate(own, rows, precision), MAIN[model.task], PUBLIC_TEXT)
-
-
-def in_sentences(row: Mapping[str, Any], utility: Mapping[str, float], private: bool) -> list[str]:
-    """Return `PublicRow.as_dict` as sentences; they say so if a model is no better.
-
-    >>> row = PublicRow({"pearson": 0.87}, "pearson")
-    >>> in_sentences(row.as_dict({"pearson": 0.84}), {"pearson": 0.84}, private=True)[-1]
-    'Warning: the private model is no better (0.840): it costs privacy and gains nothing.'
-    """
-    name, value = row["metric"], utility[row["metric"]]
-    rule = f" above {row['threshold']:g}" if name == "matthews" else ""
-    what = f"the cosine of the encoder's two vectors{rule}"
-    if row.get("source") == PUBLIC_TEXT:
-        what = "the model trained on the public text alone"
-    sentences = [f"Without any private data, {what} reaches {name} {row['utility'][name]:.3f}."]
-    if not row["is_beaten"]:
-        kind, loss = ("private ", ": it costs privacy and gains nothing") if private else ("", "")
-        sentences.append(f"Warning: the {kind}model is no better ({value:.3f}){loss}.")
-    return sentences

@@ -16,8 +16,8 @@ from discreet.data.corpus import Corpus
 from discreet.models.classifier import Classifier, classifier_of
 from discreet.models.closed_form import fit_classes, fit_score
 from discreet.protections.base import Once, RepresentationProtection, TextProtection
+from discreet.runs.checkpoint import identity, spend_name
 from discreet.training.account import Account
-from discreet.training.checkpoint import identity, spend_name
 from discreet.training.plan import TrainingPlan
 from discreet.training.steps import OpenStep, Parts
 

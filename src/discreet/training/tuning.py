@@ -40,15 +40,15 @@ from discreet.models.encode import ready
 from discreet.models.task import matched, matched_split
 from discreet.protections.base import Protection
 from discreet.protections.dp_sgd import DPSGD
-from discreet.training import checkpoint
+from discreet.runs import checkpoint
+from discreet.runs.checkpoint import copy_weights, restore_weights
+from discreet.runs.folder import BEST, SEARCH, TRIAL
+from discreet.runs.people import Entry
+from discreet.runs.settings import TrainSettings
 from discreet.training.account import Account, of_gradients
-from discreet.training.checkpoint import copy_weights, restore_weights
 from discreet.training.loop import Job, ready_ledger, train
-from discreet.training.people import Entry
 from discreet.training.plan import TrainingPlan
-from discreet.training.run_folder import BEST, SEARCH, TRIAL
 from discreet.training.score import NAMES, private_score, row_scores
-from discreet.training.settings import TrainSettings
 from discreet.training.steps import encoding_watch
 
 if TYPE_CHECKING:

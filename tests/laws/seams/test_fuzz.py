@@ -102,8 +102,8 @@ def test_the_command_reports_and_exits(capsys: pytest.CaptureFixture[str], tmp_p
     ],
 )
 def test_toml_that_breaks_its_reader_is_rejected(tmp_path: Path, text: str) -> None:
+    from discreet.runs.folder import read_settings
     from discreet.study.file import read_study
-    from discreet.training.run_folder import read_settings
 
     path = tmp_path / "a.toml"
     path.write_text(text, encoding="utf-8")

@@ -27,7 +27,7 @@ from discreet.protections.words.swap import WordSwap
 from discreet.protections.words.table import WordTable
 from discreet.releases.gradient import hidden_release, protected_release
 from discreet.releases.representation import representation_release
-from discreet.training.settings import TrainSettings
+from discreet.runs.settings import TrainSettings
 
 ROWS, SIZE = 24, 8
 KEY = b"k" * 32

@@ -26,8 +26,8 @@ from discreet.data.samplers import FixedSize, Poisson, Shuffled
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
+from discreet.runs.settings import TrainSettings
 from discreet.training.loop import Trained
-from discreet.training.settings import TrainSettings
 
 CLIP, RATE, POPULATION = 0.5, 1.0, 50
 # Every unit is in the one batch, and only the noise and the clipped gradients move the weights.

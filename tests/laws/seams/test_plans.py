@@ -19,9 +19,9 @@ from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
 from discreet.protections.instance_encoding import InstanceEncoding
 from discreet.protections.local.protection import LocalPrivacy
+from discreet.runs.settings import TrainSettings
 from discreet.training.loop import Job, Trained, train
 from discreet.training.plan import TrainingPlan
-from discreet.training.settings import TrainSettings
 
 QUICK = TrainSettings(epochs=3, batch_size=10, learning_rate=0.05)
 EVEN = tuple(f"p{row // 4}" for row in range(40))

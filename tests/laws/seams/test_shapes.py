@@ -23,10 +23,10 @@ from discreet.data.shapes import Part
 from discreet.models.classifier import Classifier
 from discreet.models.encode import encode
 from discreet.protections.dp_sgd import DPSGD
+from discreet.runs.settings import TrainSettings
 from discreet.training import independence, parts
 from discreet.training.evaluate import represent
 from discreet.training.private import PrivateStep
-from discreet.training.settings import TrainSettings
 
 WORDS = ["the", "heart", "was", "calm", "and", "the", "knee", "dull", "after", "a", "walk"]
 CLIP, UNITS = 1.0, 14

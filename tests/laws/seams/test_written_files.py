@@ -33,7 +33,7 @@ from discreet.data.units import unit_numbers
 from discreet.experiment import RunOptions, RunRequest, run_training
 from discreet.experiment import training as story
 from discreet.models.classifier import ModelSettings
-from discreet.training.settings import TrainSettings
+from discreet.runs.settings import TrainSettings
 
 WEIGHTS = {"model.safetensors", "client/path.safetensors", "server/head.safetensors"}
 WORDS = ("good", "bad", "calm", "sharp", "dull", "bright", "slow", "quick")

@@ -30,7 +30,7 @@ from discreet.experiment.attack.signals import check_same_tokens, outputs_of, st
 from discreet.models.base import LM, TextModel
 from discreet.models.classifier import Classifier
 from discreet.models.task import matched
-from discreet.training.run_folder import Run, is_run, load_run
+from discreet.runs.folder import Run, is_run, load_run
 
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]

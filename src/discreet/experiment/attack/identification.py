@@ -27,7 +27,7 @@ from discreet.releases.protected import epsilon_by_adjacency
 
 if TYPE_CHECKING:
     from discreet.experiment.attack.scene import Scene
-    from discreet.training.run_folder import Run
+    from discreet.runs.folder import Run
 
 METRIC = "identified"
 METRICS = (METRIC,)

@@ -37,10 +37,10 @@ from discreet.models.base import TextModel
 from discreet.protections.base import GradientProtection
 from discreet.protections.dp_sgd import DPSGD
 from discreet.releases.description import attacker_inputs, release_facts
-from discreet.training.checkpoint import trained
+from discreet.runs.checkpoint import trained
 
 if TYPE_CHECKING:
-    from discreet.training.settings import TrainSettings
+    from discreet.runs.settings import TrainSettings
 
 SERVER_VIEW, WIRE_VIEW, CLIENT_VIEW = "server", "wire", "client-"
 _NO_CLIP = 1e30

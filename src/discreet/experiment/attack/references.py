@@ -25,11 +25,11 @@ from discreet.models.base import TextModel
 from discreet.models.build import build_model
 from discreet.models.classifier import Classifier, head
 from discreet.protections.base import Protection
+from discreet.runs.folder import RunChoices
 from discreet.training.loop import Job, start_from_public, train
 from discreet.training.many_heads import HeadJob, can_train_together, train_heads
 from discreet.training.plan import TrainingPlan
 from discreet.training.public_text import public_corpus
-from discreet.training.run_folder import RunChoices
 
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]

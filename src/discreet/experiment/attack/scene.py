@@ -27,14 +27,14 @@ from discreet.models.base import TextModel
 from discreet.models.build import build_classifier
 from discreet.models.classifier import ModelSettings
 from discreet.models.encode import encode
-from discreet.training.checkpoint import LEDGER
-from discreet.training.run_folder import Run, RunChoices, load_run
+from discreet.runs.checkpoint import LEDGER
+from discreet.runs.folder import Run, RunChoices, load_run
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from discreet.accounting.events import DpEvent
-    from discreet.training.run_folder import Run
+    from discreet.runs.folder import Run
 
 _PARTNERS = 500  # public texts that are encoded for mixing, or for running the protection on
 _MORE_PUBLIC = f"Attack fewer texts ({setting('examples')}), or provide more public text."

@@ -1,0 +1,372 @@
+"""Run folders: model, tokenizer, settings, metrics and model card of a training run, written atomically.
+
+The model card describes the purpose, the utility and the guarantee of a model, without any training text.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from discreet.catalog import protection_from_table
+from discreet.core.digests import sha256, with_digests
+from discreet.core.errors import DiscreetError, ModelError, OutputError, first_line, setting
+from discreet.core.files import UNFINISHED, cannot_write, load_tensors, save_tensors, sync_path, sync_tree, write_atomic
+from discreet.core.guarantee import Adjacency, Guarantee
+from discreet.core.randomness import Rng
+from discreet.core.settings import as_dict, parse, read_values
+from discreet.data.canaries import Planting
+from discreet.data.sources import TextSource
+from discreet.models.base import LM, TextModel
+from discreet.models.bilstm import BiLSTM
+from discreet.models.classifier import Classifier, ModelSettings
+from discreet.models.encoder import BILSTM, CAUSAL, WRONG_KIND, assemble, fresh_module, load_tokenizer
+from discreet.models.language_model import LanguageModel
+from discreet.models.pretrained import save_pretrained
+from discreet.protections.base import Protection
+from discreet.runs import checkpoint
+from discreet.runs.card import model_card
+from discreet.runs.checkpoint import LEDGER
+from discreet.runs.settings import TrainSettings
+
+if TYPE_CHECKING:
+    from discreet.accounting.ledger import Statement
+
+SECRET = "secret"
+SEARCH = "search.json"  # progress of an unfinished search for settings, with files and folders that begin with:
+BEST, TRIAL = "best-", "trial-"
+_FORMAT = 4
+
+
+@dataclass(frozen=True)
+class RunChoices:
+    """The choices that define a training run; settings that `train` leaves open are chosen by the plan.
+
+    `canaries` are planted in the training text to measure memorization.
+    """
+
+    data: TextSource
+    model: ModelSettings
+    train: TrainSettings
+    protect: Protection | None = None
+    seed: int = 0
+    population: int | None = None
+    canaries: Planting | None = None
+
+
+@dataclass(frozen=True)
+class RunSettings(RunChoices):
+    """The choices of a run and the facts of its data that are needed to load it; `settings.toml` in its folder."""
+
+    task: str = "classification"
+    label_names: tuple[str, ...] = ()
+    pairs: bool = False
+    format: int = _FORMAT
+
+    @property
+    def adjacency(self) -> Adjacency:
+        """Adjacency that its splits were selected for."""
+        return Adjacency.ZERO_OUT if self.population is None else Adjacency.ADD_REMOVE
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run, loaded from its folder."""
+
+    model: TextModel
+    settings: RunSettings
+    metrics: dict[str, Any] = field(repr=False)
+
+    @property
+    def guarantee(self) -> Guarantee | None:
+        """The guarantee of the run, or None without protection."""
+        stated = self.metrics.get("guarantee")
+        return None if stated is None else Guarantee.from_dict(stated)
+
+    def save_pretrained(self, folder: Path | str) -> str:
+        """Write the model as a folder that transformers opens, with a model card; return the class that opens it.
+
+        Guarantee: that of the run, unchanged; writing is post-processing.
+        """
+
+        def card(kind: str) -> str:
+            return model_card(self.model, self.settings, self.metrics, self.guarantee, kind)
+
+        return save_pretrained(self.model, folder, card)
+
+
+def workspace_of(out: Path, *, resume: bool) -> Path:
+    """Return the folder in which a run with output `out` is prepared; reject an existing output or unfinished run."""
+    if not out.name or out.name == "..":
+        raise OutputError(f"Expected out={str(out)!r} to name a new folder. Give it a name, such as runs/a.")
+    workspace = out.with_name(out.name + UNFINISHED)
+    if out.exists():
+        raise OutputError(
+            f"Expected no folder at {str(out)!r}. It exists; choose another {setting('out')}, or delete it."
+        )
+    if resume and not workspace.exists():
+        raise OutputError(
+            f"Expected an unfinished run at {str(workspace)!r}. There is none; start without {setting('resume')}."
+        )
+    if resume:
+        checkpoint.check_format(workspace)
+    if workspace.exists() and not resume:
+        # A federated run has those of its server and its clients in folders of their own.
+        if any(workspace.rglob(checkpoint.NAME)) or any(workspace.rglob("ledger*")):
+            raise OutputError(
+                f"Expected no unfinished run at {str(workspace)!r}. Resume it ({setting('resume', True)}), or delete "
+                "it to start again."
+            )
+        shutil.rmtree(workspace)  # no step was saved in it
+    return workspace
+
+
+def check_kind(workspace: Path, *, search: bool) -> None:
+    """Reject resuming a search as a training run, or a training run as a search."""
+    searching = (workspace / SEARCH).exists()
+    training = not searching and ((workspace / checkpoint.NAME).exists() or spent(workspace))
+    if training if search else searching:
+        names = ("training run", "search for settings")
+        raise OutputError(
+            f"Expected an unfinished {names[search]} at {str(workspace)!r}, got an unfinished {names[not search]}. "
+            "Resume it with the command that started it."
+        )
+
+
+def begin(workspace: Path) -> bool:
+    """Create the folder in which a run is prepared, and return whether it is new."""
+    try:
+        workspace.mkdir(parents=True)
+    except OSError as error:
+        if isinstance(error, FileExistsError) and workspace.is_dir():
+            return False
+        raise cannot_write(workspace, error) from None
+    return True
+
+
+@contextmanager
+def prepared(workspace: Path) -> Iterator[None]:
+    """Create the folder in which a run is prepared; delete it if the run fails before a step is saved or spent.
+
+    An existing folder is not deleted: another process may be about to spend in it.
+    """
+    created = begin(workspace)
+    try:
+        yield
+    except DiscreetError:
+        if created and not (workspace / checkpoint.NAME).exists() and not spent(workspace):
+            shutil.rmtree(workspace, ignore_errors=True)
+        raise
+
+
+def spent(workspace: Path) -> bool:
+    """Return whether the ledger of a run has any spends, or cannot be read."""
+    if not any(workspace.glob("ledger*")):
+        return False
+    from discreet.accounting.ledger import Ledger
+
+    try:
+        return Ledger.read(workspace / LEDGER).spends > 0
+    except DiscreetError:
+        return True
+
+
+def secret_of(workspace: Path) -> Rng:
+    """Return the secret source of a run's batches and noise, seeded by the operating system.
+
+    A resumed run must repeat its randomness, so the seed is stored in the workspace, readable by its owner only, and
+    deleted when the run is finished. If the noise has a fixed seed, the names of spends still use this secret.
+    """
+    path = workspace / SECRET
+    if not path.exists():
+        from discreet.accounting.ledger import Ledger
+
+        if (workspace / LEDGER).exists() and Ledger.read(workspace / LEDGER).spends:
+            raise ModelError(
+                f"Expected the secret of this run at {str(path)!r}. It is the seed of the noise and of the names of "
+                "spends; without it no step can be repeated. Delete the folder and start again."
+            )
+        try:
+            write_atomic(path, os.urandom(32).hex())
+        except OSError as error:
+            raise cannot_write(path, error) from None
+    return Rng.secret(bytes.fromhex(path.read_text(encoding="ascii")))
+
+
+def forget_secrets(folder: Path) -> None:
+    """Delete the checkpoint, the seed of the noise and the trials of a search, which only an unfinished run needs."""
+    for name in (checkpoint.NAME, checkpoint.PUBLIC_START, SECRET):
+        (folder / name).unlink(missing_ok=True)
+    shutil.rmtree(folder / checkpoint.PUBLIC, ignore_errors=True)
+    if (folder / SEARCH).exists():
+        for path in folder.glob(f"{BEST}*.safetensors"):
+            path.unlink(missing_ok=True)
+        for path in folder.glob(f"{TRIAL}*"):
+            shutil.rmtree(path, ignore_errors=True)
+        (folder / SEARCH).unlink()
+
+
+def finish(
+    workspace: Path,
+    out: Path,
+    model: TextModel,
+    settings: RunSettings,
+    metrics: dict[str, Any],
+    guarantee: Guarantee | None = None,
+) -> None:
+    """Write a finished run into its workspace, and rename that atomically to `out`."""
+    try:
+        save_tensors(model.weights(), workspace / "model.safetensors", {"format": "pt", "discreet": str(_FORMAT)})
+        _reset(model.tokenizer).save_pretrained(workspace / "tokenizer")
+        texts = {
+            "encoder.json": encoder_config(model),
+            "settings.toml": settings_text(settings),
+            "README.md": model_card(model, settings, metrics, guarantee),
+        }
+        for name, text in texts.items():
+            write_atomic(workspace / name, text, private=False)
+        recorded = with_digests(metrics, files_of_release(workspace), ledgers_of(workspace))
+        write_atomic(workspace / "metrics.json", json.dumps(recorded, indent=2) + "\n", private=False)
+        sync_tree(workspace)
+        # The ledger is written during training: its time would show how long private rows took, or how many trials
+        # there were.
+        now = time.time_ns()
+        for path in workspace.rglob("*"):
+            os.utime(path, ns=(now, now))
+        workspace.rename(out)
+        sync_path(out.parent)
+        # Only now: a run that could not be renamed must still be able to resume with the same noise.
+        forget_secrets(out)
+    except OSError as error:
+        raise cannot_write(out, error) from None
+
+
+def files_of_release(folder: Path) -> dict[str, Path]:
+    """Return the files of a run folder by name that its digests cover: what the model is made of, and its settings.
+
+    Left out are the model card, which people complete, the two sides of a locally private run, which are given to
+    others, what only the owner keeps, and ledgers, which are recorded by their spends.
+    """
+    names = ("model.safetensors", "encoder.json", "settings.toml", "federation.toml")
+    paths = [*(folder / name for name in names), *(folder / "tokenizer").rglob("*")]
+    return {path.relative_to(folder).as_posix(): path for path in paths if path.is_file()}
+
+
+def guarantee_with_digests(guarantee: Guarantee, folder: Path, ledger: Statement) -> dict[str, Any]:
+    """Return a guarantee as plain values for a file next to the weights in `folder`, with their digests.
+
+    `ledger` holds what was spent when the weights were saved; it may grow later.
+    """
+    weights = [path for pattern in ("*.safetensors", "*model*.bin") for path in folder.glob(pattern)]
+    spent = {LEDGER: (ledger.spends, ledger.check)}
+    return with_digests(guarantee.as_dict(), {path.name: path for path in weights}, spent)
+
+
+def ledgers_of(folder: Path) -> dict[str, tuple[int, str]]:
+    """Return the number of spends and the last check of every ledger of a run, by its name in the folder."""
+    from discreet.accounting.ledger import Ledger
+
+    found = {}
+    for path in sorted((*folder.glob(LEDGER), *folder.glob(f"client-*/{LEDGER}"), *folder.glob(f"server/{LEDGER}"))):
+        statement = Ledger.read(path)
+        found[path.relative_to(folder).as_posix()] = (statement.spends, statement.check)
+    return found
+
+
+def _reset(tokenizer: Any) -> Any:
+    """Return a tokenizer without the truncation of its last call, which would reveal that there were long texts."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        backend.no_truncation()
+        backend.no_padding()
+    return tokenizer
+
+
+def settings_text(settings: RunSettings) -> str:
+    """Return the settings of a run as TOML."""
+    import tomli_w
+
+    values = as_dict(dataclasses.replace(settings, protect=None))
+    for key in ("seed", "task", "label_names"):  # they are settings of the whole run, outside the table
+        values["data"].pop(key, None)
+    return tomli_w.dumps(values | ({} if settings.protect is None else {"protect": settings.protect.as_table()}))
+
+
+def read_settings(path: Path) -> RunSettings:
+    """Return the settings of a run from its TOML file; another format and unknown keys are rejected."""
+    values = read_values(path)
+    if isinstance(found := values.get("format"), int) and found != _FORMAT:
+        raise ModelError(
+            f"Expected a run of format {_FORMAT} in {str(path.parent)!r}, got {found}. Another version wrote it; read "
+            "it with that version, or train it again."
+        )
+    table = values.pop("protect", None)
+    protect = None if table is None else protection_from_table(table)
+    return dataclasses.replace(parse(RunSettings, values, path.name), protect=protect)
+
+
+def encoder_config(model: TextModel) -> str:
+    """Return the kind and the configuration of a model's network as JSON."""
+    if isinstance(model, LanguageModel):
+        return json.dumps({"kind": CAUSAL, "config": model.network.config.to_dict()})
+    config = model.encoder.config
+    if isinstance(model.encoder, BiLSTM):
+        return json.dumps({"kind": BILSTM, "config": vars(config)})
+    return json.dumps({"kind": "transformers", "config": config.to_dict()})  # type: ignore[operator,union-attr]
+
+
+def is_run(folder: Path) -> bool:
+    """Return whether a folder is that of a finished run."""
+    return all((folder / name).is_file() for name in ("settings.toml", "encoder.json", "model.safetensors"))
+
+
+def load_run(folder: Path, device: torch.device | str = "cpu") -> Run:
+    """Return a finished run from its folder.
+
+    Guarantee: that of the run, unchanged; reading is post-processing.
+    """
+    if not (folder / "settings.toml").exists():
+        unfinished = folder.with_name(folder.name + UNFINISHED)
+        hint = (
+            f"It is unfinished: resume it ({setting('resume', True)}, {setting('out', folder)})."
+            if unfinished.exists()
+            else "Check the path."
+        )
+        raise ModelError(f"Expected a run folder at {str(folder)!r}. {hint}")
+    forget_secrets(folder)  # a crash at the very end may have left them
+    settings = read_settings(folder / "settings.toml")
+    try:
+        config = json.loads((folder / "encoder.json").read_text(encoding="utf-8"))
+        tensors, _ = load_tensors(folder / "model.safetensors")
+        metrics = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
+        module = fresh_module(config, tensors)
+        tokenizer = load_tokenizer(folder / "tokenizer")
+        model = _assembled(settings, module, tokenizer, sha256(folder / "model.safetensors"))
+        model.load_weights(tensors)
+    except (OSError, ValueError, KeyError, RuntimeError, *WRONG_KIND) as error:
+        raise ModelError(
+            f"Expected a complete run folder at {str(folder)!r}. {first_line(error)} Train it again."
+        ) from None
+    return Run(model.to(device).eval(), settings, metrics)
+
+
+def _assembled(settings: RunSettings, module: torch.nn.Module, tokenizer: Any, fingerprint: str) -> TextModel:
+    """Return the model of a run with fresh weights, into which its own can be loaded."""
+    rng = Rng(settings.seed)
+    if settings.task == LM:
+        return LanguageModel.from_transformers(module, tokenizer, settings.model, rng=rng, fingerprint=fingerprint)
+    encoder = assemble(settings.model.encoder, module, tokenizer, fingerprint)
+    model = Classifier(encoder, settings.model, settings, rng)
+    if settings.protect is not None:  # it may add modules between encoder and head
+        settings.protect.shape(model)
+    return model

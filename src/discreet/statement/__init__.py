@@ -1,0 +1,1 @@
+"""The privacy statement of a release, its exports, and policies that a gate checks."""
