@@ -110,7 +110,7 @@ def check_rows(runs: int) -> list[dict[str, Any]]:
 
     from discreet.audit.run import audit_run
     from discreet.data.sources import TextSource
-    from discreet.experiment.training import RunRequest, run_training
+    from discreet.experiment.run import RunRequest, train_once
     from discreet.models.classifier import ModelSettings
     from discreet.protections.dp_sgd import DPSGD
     from discreet.runs.settings import TrainSettings
@@ -133,9 +133,7 @@ def check_rows(runs: int) -> list[dict[str, Any]]:
             for run in range(runs):
                 protect = DPSGD(epsilon=3.0, delta=1e-3, **values)
                 out = Path(folder) / f"{method}-{run}"
-                run_training(
-                    RunRequest(TextSource("toy.csv"), model, settings, protect, audit=100), out, corpus=toy(48)
-                )
+                train_once(RunRequest(TextSource("toy.csv"), model, settings, protect, audit=100), out, corpus=toy(48))
                 result = audit_run(out)
                 refuted += result.refuted
                 for check in result.checks:

@@ -42,7 +42,8 @@ from discreet.protections.base import Conditions
 from discreet.protections.dp_sgd import DPSGD
 from discreet.runs.folder import RunChoices
 from discreet.runs.settings import TrainSettings
-from discreet.training.loop import Job, train
+from discreet.training.job import Job
+from discreet.training.loop import train
 from discreet.training.plan import TrainingPlan, model_settings
 
 _PUBLIC_SEED = 7  # of the notes that the small model is trained on

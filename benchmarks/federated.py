@@ -49,7 +49,8 @@ from discreet.protections.texthide import TextHide
 from discreet.runs.checkpoint import LEDGER
 from discreet.runs.settings import TrainSettings
 from discreet.training.evaluate import evaluate
-from discreet.training.loop import Job, train
+from discreet.training.job import Job
+from discreet.training.loop import train
 from discreet.training.plan import TrainingPlan
 
 CLIENTS = 4

@@ -150,7 +150,7 @@ def attacks(asked: argparse.Namespace, results: Results) -> None:
 
 
 def measured(model: LanguageModel, held_out: Corpus) -> dict[str, Any]:
-    quality = assess(model, tokens_for(model, held_out))
+    quality = assess(model, tokens_for(model, held_out)).quality
     return {"perplexity": quality.value, "interval": list(quality.interval), "texts": quality.rows}
 
 

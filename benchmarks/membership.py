@@ -45,8 +45,9 @@ from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
 from discreet.runs.folder import RunChoices
 from discreet.runs.settings import TrainSettings
-from discreet.training.evaluate import assess, represent
-from discreet.training.loop import Job, train
+from discreet.training.evaluate import evaluate, represent
+from discreet.training.job import Job
+from discreet.training.loop import train
 from discreet.training.many_heads import HeadJob, can_train_together, train_heads
 from discreet.training.plan import TrainingPlan, model_settings
 
@@ -171,7 +172,7 @@ def ez_mia(asked: argparse.Namespace, results: Results) -> None:
                     scene, facts = scene_of(model, corpus, choices, seed)
                     line: dict[str, Any] = dict(facts)
                     for split in ("train", "validation"):
-                        line[f"perplexity_{split}"] = round(assess(model, corpus.split(split)).metrics["perplexity"], 3)
+                        line[f"perplexity_{split}"] = round(evaluate(model, corpus.split(split))["perplexity"], 3)
                     for attack in EZ_ATTACKS:
                         request = AttackRequest(attack_of(attack), name=attack, members=asked.members, seed=seed)
                         line[attack] = line_of(run_attack(request, scene))

@@ -19,7 +19,8 @@ from discreet.models.encode import cache_folder
 from discreet.runs.settings import TrainSettings
 from discreet.study.trial import of_the_setting
 from discreet.training.evaluate import evaluate
-from discreet.training.loop import Job, train
+from discreet.training.job import Job
+from discreet.training.loop import train
 from discreet.training.plan import TrainingPlan
 
 

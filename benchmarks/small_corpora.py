@@ -34,8 +34,9 @@ from discreet.protections.base import Protection
 from discreet.protections.dp_sgd import DPSGD
 from discreet.protections.texthide import TextHide
 from discreet.runs.settings import TrainSettings
-from discreet.training.evaluate import assess_classes
-from discreet.training.loop import Job, train
+from discreet.training.evaluate import assess
+from discreet.training.job import Job
+from discreet.training.loop import train
 from discreet.training.plan import TrainingPlan, model_settings
 
 METRIC = {"mrpc": "matthews", "stsb": "pearson", "cola": "matthews", "sst2": "accuracy"}
@@ -156,7 +157,8 @@ def run(recipe: Recipe, corpus: Corpus, device: str, seed: int) -> dict[str, Any
     )
     plan = TrainingPlan.make(model, corpus, protect=protect, train=settings, seed=seed)
     done = train(model, corpus, plan, job=Job(cache=cache_folder()))
-    quality, classes = assess_classes(model, corpus.split("validation"))
+    assessment = assess(model, corpus.split("validation"))
+    quality, classes = assessment.quality, assessment.by_class
     guarantee = done.guarantee
     return {
         "name": recipe.name,

@@ -38,7 +38,7 @@ from discreet.protections.dp_sgd import DPSGD
 from discreet.runs.settings import TrainSettings
 from discreet.training.capture import PartGraphs
 from discreet.training.engine import Engine
-from discreet.training.loop import optimizer_for, set_rate
+from discreet.training.optimizers import optimizer_for, set_rate
 from discreet.training.plan import TrainingPlan
 from discreet.training.private import PrivateStep
 from discreet.training.steps import OpenStep, Parts, Step

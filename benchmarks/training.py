@@ -30,7 +30,8 @@ from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
 from discreet.runs.settings import TrainSettings
 from discreet.training.evaluate import evaluate
-from discreet.training.loop import Job, start_from_public, train
+from discreet.training.job import Job
+from discreet.training.loop import start_from_public, train
 from discreet.training.plan import TrainingPlan
 from discreet.training.public_text import public_text
 

@@ -44,7 +44,8 @@ from discreet.protections.dp_sgd import DPSGD
 from discreet.runs.checkpoint import copy_weights, restore_weights
 from discreet.runs.settings import TrainSettings
 from discreet.training.evaluate import evaluate, represent
-from discreet.training.loop import Job, train
+from discreet.training.job import Job
+from discreet.training.loop import train
 from discreet.training.plan import TrainingPlan
 from discreet.training.tuning import SearchPlan, tune
 

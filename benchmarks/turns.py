@@ -14,7 +14,7 @@ from discreet.models.encode import ready
 from discreet.protections.base import RepresentationProtection
 from discreet.runs.settings import TrainSettings
 from discreet.training.hidden import HiddenStep
-from discreet.training.loop import optimizer_for, set_rate
+from discreet.training.optimizers import optimizer_for, set_rate
 from discreet.training.plan import TrainingPlan
 from discreet.training.steps import OpenStep, Parts
 from discreet.training.stored import StoredStep

@@ -181,7 +181,7 @@ FAULTS = (
     ),
     Fault(
         "trials are scored on private rows without noise",
-        'check_other_text(request.score_on, request.data.source, "score_on")',
+        'check_other_text(self.score_on, self.data.source, "score_on")',
         "pass",
         ("test_the_private_rows_cannot_be_named_as_public_text_or_as_validation_rows",),
     ),
@@ -712,8 +712,8 @@ FAULTS = (
     ),
     Fault(
         "the folder of a private run counts truncated texts",
-        '**({} if private else {"rows": len(corpus.split("train")), "truncated": trained.truncated}),',
-        '"truncated": trained.truncated,',
+        "**({} if self.is_private else rows),",
+        "**rows,",
         ("test_runs_on_neighbouring_corpora_differ_only_where_the_list_says",),
     ),
     Fault(

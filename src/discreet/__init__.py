@@ -13,7 +13,7 @@ _PUBLIC = {
     "TextClassifier": "discreet.estimator",
     "TrainingPlan": "discreet.training.plan",
     "TrainSettings": "discreet.runs.settings",
-    "Job": "discreet.training.loop",
+    "Job": "discreet.training.job",
     "train": "discreet.training.loop",
     "SearchPlan": "discreet.training.tuning",
     "tune": "discreet.training.tuning",

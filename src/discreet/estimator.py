@@ -12,34 +12,22 @@ import numpy.typing as npt
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 
-from discreet.core.device import find_device
 from discreet.core.digests import check_digests
 from discreet.core.errors import DataError, positive, setting
 from discreet.core.files import write_atomic
 from discreet.core.guarantee import Caveat, Guarantee
-from discreet.core.randomness import Rng, weights_digest
+from discreet.core.randomness import weights_digest
 from discreet.data.corpus import Corpus
-from discreet.data.sources import EACH_ROW, Columns, TextSource, unit_ids
-from discreet.experiment.training import (
-    RunOptions,
-    check_shared_classes,
-    describe_guarantee,
-    run_settings,
-    shared_accounting,
-)
-from discreet.models.build import build_classifier
+from discreet.data.sources import EACH_ROW, TextSource, unit_ids
+from discreet.experiment.run import RunOptions, RunRequest, choose_model, train_once
 from discreet.models.classifier import classifier_of
-from discreet.protections.base import RepresentationProtection
 from discreet.runs.checkpoint import LEDGER
-from discreet.runs.folder import RunChoices, finish, load_run, prepared, workspace_of
+from discreet.runs.folder import finish, load_run, prepared, workspace_of
+from discreet.runs.settings import TrainSettings
 from discreet.training.evaluate import predict
-from discreet.training.loop import train as train_model
-from discreet.training.plan import TrainingPlan, model_settings
-from discreet.training.public_text import public_corpus
 
 if TYPE_CHECKING:
     from discreet.protections.base import Protection
-    from discreet.runs.settings import TrainSettings
 
 _SOURCE = "texts given in Python"
 _CLASSES = "classes"
@@ -100,41 +88,28 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if self.budget is not None:
             positive("budget", self.budget, "It limits the total epsilon of a unit over all its training runs.")
         corpus, names = self._corpus(texts, labels, groups)
-        if self.protect is not None and self.classes is None:
-            check_shared_classes(corpus)
         chosen = {"encoder": self.encoder, **({} if self.part is None else {"train": self.part})}
-        settings = model_settings(chosen, self.protect, corpus.unit_count)
-        model = build_classifier(corpus, settings, rng=Rng(self.seed).fork("model")).to(find_device("auto"))
-        plan = TrainingPlan.make(
-            model,
-            corpus,
-            protect=self.protect,
-            train=self.train,
-            public=public_corpus(self.protect, corpus, Columns(), self.seed),
-            seed=self.seed,
+        source = TextSource(_SOURCE, label_names=None if self.classes is None else corpus.label_names)
+        request = RunRequest(
+            source,
+            choose_model(chosen, self.protect, source, corpus),
+            self.train or TrainSettings(),
+            self.protect,
+            self.seed,
             noise_seed=self.noise_seed,
         )
-        if plan.protect is None:
-            trained, metrics, self._ledger = train_model(model, corpus, plan), {}, None
-        else:
-            shared = None if self.ledger is None else Path(self.ledger)
-            options = RunOptions(ledger=shared, budget=self.budget, say=_warn)
-            with shared_accounting(plan, model, corpus, None, Path(_SOURCE), options) as (own, total):
-                assert own is not None
-                trained = train_model(model, corpus, plan, ledger=own)
-                metrics = describe_guarantee(plan, trained, own)
-                self._ledger = own.content
-                total()
-        if isinstance(plan.protect, RepresentationProtection):
-            plan.protect.end(model)
-        self.model_, self.plan_, self.guarantee_ = model.eval(), plan, trained.guarantee
-        self.classes_, self._weights = names, weights_digest(model)
-        self._metrics = {"finished": True, "guarantee": None, **metrics, "steps": trained.steps}
-        if trained.untaken:
-            self._metrics["counted_steps"] = trained.counted
-        self._settings = run_settings(
-            RunChoices(TextSource(_SOURCE), settings, plan.settings, self.protect, self.seed), corpus
+        options = RunOptions(
+            cache=False,
+            ledger=None if self.ledger is None else Path(self.ledger),
+            budget=self.budget,
+            evaluated=False,
+            kept_at=_SOURCE,
+            say_again=_warn,
         )
+        run = train_once(request, corpus=corpus, options=options)
+        self.model_, self.plan_, self.guarantee_ = classifier_of(run.model, "TextClassifier"), run.plan, run.guarantee
+        self.classes_, self._weights, self._ledger = names, weights_digest(run.model), run.ledger
+        self._metrics, self._settings = run.recorded(), run.settings
         return self
 
     def predict_proba(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
@@ -227,5 +202,5 @@ def _values(groups: Any) -> list[Any]:
 
 
 def _warn(text: str) -> None:
-    # The frames above this one: shared_record, shared_accounting, contextlib, fit, and the caller of fit.
-    warnings.warn(f"{text} Every fit on them spends again.", SpendsAgain, stacklevel=6)
+    # The frames above this one: shared_record, shared_accounting, contextlib, train_once, fit, and the caller of fit.
+    warnings.warn(f"{text} Every fit on them spends again.", SpendsAgain, stacklevel=7)

@@ -30,7 +30,7 @@ from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
 from discreet.data.samplers import Poisson
 from discreet.data.sources import TextSource
-from discreet.experiment.training import RunOptions, RunRequest, run_training
+from discreet.experiment.run import RunOptions, RunRequest, train_once
 from discreet.mechanisms.normals import add_normals
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.models.language_model import LanguageModel
@@ -38,7 +38,8 @@ from discreet.protections.base import Protection
 from discreet.protections.dp_sgd import DPSGD
 from discreet.runs.folder import load_run
 from discreet.runs.settings import TrainSettings
-from discreet.training.loop import Job, train
+from discreet.training.job import Job
+from discreet.training.loop import train
 from discreet.training.plan import TrainingPlan
 
 SETTINGS = TrainSettings(epochs=2, batch_size=8, learning_rate=1e-2)
@@ -112,8 +113,8 @@ def test_gradient_canaries_leave_the_model_and_its_noise_as_they_are(
     tiny_encoder: Callable[[str], Path], tmp_path: Path
 ) -> None:
     protect = DPSGD(epsilon=3.0, delta=1e-3)
-    plain = run_training(request(tiny_encoder("bert"), protect), tmp_path / "plain", corpus=toy())
-    audited = run_training(request(tiny_encoder("bert"), protect, audit=300), tmp_path / "audited", corpus=toy())
+    plain = train_once(request(tiny_encoder("bert"), protect), tmp_path / "plain", corpus=toy()).values()
+    audited = train_once(request(tiny_encoder("bert"), protect, audit=300), tmp_path / "audited", corpus=toy()).values()
     weights = [load_run(tmp_path / name).model.state_dict() for name in ("plain", "audited")]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
     assert plain["guarantee"] == audited["guarantee"] and audited["audit"] == {"canaries": 300, "kind": "gradient"}
@@ -130,13 +131,13 @@ def test_a_resumed_run_reads_the_same_of_its_canaries(
     method: dict[str, Any], tiny_encoder: Callable[[str], Path], tmp_path: Path
 ) -> None:
     asked = request(tiny_encoder("bert"), DPSGD(epsilon=3.0, delta=1e-3, **method), audit=100)
-    run_training(asked, tmp_path / "whole", corpus=toy())
+    train_once(asked, tmp_path / "whole", corpus=toy())
     stops = iter([False, False, True])
-    stopped = run_training(
+    stopped = train_once(
         asked, tmp_path / "again", corpus=toy(), options=RunOptions(should_stop=lambda: next(stops, False))
     )
-    assert not stopped["finished"]
-    run_training(asked, tmp_path / "again", corpus=toy(), options=RunOptions(resume=True))
+    assert not stopped.finished
+    train_once(asked, tmp_path / "again", corpus=toy(), options=RunOptions(resume=True))
     for read in (lambda name: tmp_path / name / FILE, lambda name: record_path(tmp_path / name)):
         whole, again = (json.loads(read(name).read_text()) for name in ("whole", "again"))
         assert (whole.pop("random", None) is None) is (again.pop("random", None) is None)
@@ -231,15 +232,15 @@ def test_what_cannot_be_audited_is_rejected(tiny_encoder: Callable[[str], Path],
     encoder = tiny_encoder("bert")
     strict = DPSGD(epsilon=6.0, delta=1e-3)
     with pytest.raises(SettingError, match=r"audit to be >= 1,2\d\d, to audit epsilon 6, got 50"):
-        run_training(request(encoder, strict, audit=50), tmp_path / "few", corpus=toy())
+        train_once(request(encoder, strict, audit=50), tmp_path / "few", corpus=toy())
     assert not (tmp_path / "few.unfinished").exists()
     with pytest.raises(SettingError, match="audit_canaries to be examples with no protection"):
-        run_training(request(encoder, None, audit=50, audit_canaries="gradient"), tmp_path / "a", corpus=toy())
+        train_once(request(encoder, None, audit=50, audit_canaries="gradient"), tmp_path / "a", corpus=toy())
     with pytest.raises(SettingError, match="audit_canaries to be gradient or examples, got 'tokens'"):
-        run_training(request(encoder, None, audit=50, audit_canaries="tokens"), tmp_path / "b", corpus=toy())
+        train_once(request(encoder, None, audit=50, audit_canaries="tokens"), tmp_path / "b", corpus=toy())
     with pytest.raises(ModelError, match="Expected the model of the run"):
         scores_of({"kind": "examples", "included": [0, 1]}, None)
-    run_training(request(encoder, None, audit=20), tmp_path / "c", corpus=toy())
+    train_once(request(encoder, None, audit=20), tmp_path / "c", corpus=toy())
     assert audit_run(tmp_path / "c").as_dict()["upper_bound"] is None
     (tmp_path / "c" / FILE).write_text("{")
     with pytest.raises(DataError, match="damaged"):

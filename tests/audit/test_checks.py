@@ -33,7 +33,7 @@ from discreet.core.randomness import Rng
 from discreet.data import samplers
 from discreet.data.corpus import Corpus
 from discreet.data.sources import TextSource
-from discreet.experiment.training import RunRequest, run_training
+from discreet.experiment.run import RunRequest, train_once
 from discreet.mechanisms.correlated import CorrelatedNormals
 from discreet.mechanisms.normals import NormalSource
 from discreet.models.classifier import Classifier, ModelSettings
@@ -42,7 +42,8 @@ from discreet.protections.base import Protection
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
 from discreet.runs.settings import TrainSettings
-from discreet.training.loop import Job, train
+from discreet.training.job import Job
+from discreet.training.loop import train
 from discreet.training.plan import TrainingPlan
 from discreet.training.private import PrivateStep
 
@@ -113,7 +114,7 @@ FAULTS: dict[str, tuple[Patch, set[Aspect]]] = {
 def audited(encoder: Path, out: Path) -> RunAudit:
     """Train a tiny run with canaries as the command does, with secret noise, and audit it."""
     model = ModelSettings(encoder=str(encoder), train="head", dropout=0.0)
-    run_training(RunRequest(TextSource("toy.csv"), model, SETTINGS, NOISE, audit=100), out, corpus=toy(UNITS + 8))
+    train_once(RunRequest(TextSource("toy.csv"), model, SETTINGS, NOISE, audit=100), out, corpus=toy(UNITS + 8))
     return audit_run(out)
 
 

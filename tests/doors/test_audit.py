@@ -22,7 +22,7 @@ from discreet.core.guarantee import Adjacency
 from discreet.data.corpus import Corpus
 from discreet.data.samplers import Poisson
 from discreet.data.sources import TextSource
-from discreet.experiment.training import RunOptions, RunRequest, run_training
+from discreet.experiment.run import RunOptions, RunRequest, train_once
 from discreet.models.classifier import ModelSettings
 from discreet.protections.dp_sgd import DPSGD
 from discreet.runs.settings import TrainSettings
@@ -43,7 +43,7 @@ class Door:
         return RunRequest(TextSource("toy.csv"), self.model, settings, PROTECT, **{"audit": 60, **values})
 
     def train(self, out: Path, corpus: Corpus | None = None, options: RunOptions | None = None, **values: Any) -> Any:
-        return run_training(self.request(**values), out, corpus=corpus or toy(UNITS + 8), options=options)
+        return train_once(self.request(**values), out, corpus=corpus or toy(UNITS + 8), options=options).values()
 
 
 @pytest.fixture(scope="module")

@@ -29,11 +29,11 @@ from discreet.experiment import (
     SceneRequest,
     load_scene,
     run_attack,
-    run_training,
+    train_once,
 )
 from discreet.experiment.attack.extraction import measure_exposure, p_value, secret_prompt, typical_words
 from discreet.experiment.attack.scene import Target
-from discreet.experiment.training import RunOptions, with_canaries
+from discreet.experiment.run import RunOptions, with_canaries
 from discreet.models.encoder import quiet
 from discreet.models.language_model import LanguageModel
 from discreet.models.model_settings import ModelSettings
@@ -51,7 +51,7 @@ def run(tiny_encoder: Callable[[str], Path], tmp_path_factory: pytest.TempPathFa
         TrainSettings(epochs=3.0, learning_rate=0.01),
         canaries=Planting(4, (1, 60), digits=2, seed=5),
     )
-    run_training(request, out)
+    train_once(request, out)
     return out
 
 
@@ -70,7 +70,7 @@ def test_a_run_with_canaries_keeps_its_secrets_beside_its_folder(run: Path) -> N
 
 def test_a_resumed_run_plants_the_same_canaries(run: Path) -> None:
     corpus = notes(60)
-    resumed = with_canaries(Planting(4, (1, 60), digits=2), corpus, run, RunOptions(resume=True))
+    resumed, _ = with_canaries(Planting(4, (1, 60), digits=2), corpus, run, RunOptions(resume=True))
     assert resumed.texts == planted(corpus, read_canaries(canaries_path(run))).texts
     assert len(resumed) == 60 + 4 * 61
 

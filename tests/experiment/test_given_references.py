@@ -18,7 +18,7 @@ from discreet.cli.main import main
 from discreet.core.errors import DataError, ModelError, SettingError, UnsupportedError
 from discreet.core.randomness import Rng
 from discreet.data.sources import TextSource
-from discreet.experiment import AttackRequest, RunRequest, SceneRequest, load_scene, run_attack, run_training
+from discreet.experiment import AttackRequest, RunRequest, SceneRequest, load_scene, run_attack, train_once
 from discreet.experiment.attack.given_references import GivenReferences, runs_in, trained_on
 from discreet.experiment.attack.scene import Scene
 from discreet.models.classifier import ModelSettings
@@ -46,7 +46,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, tiny_encoder: Callable[[str],
     for name in chosen.keys() - {"held-out"}:
         apart = str(folder / "held-out.csv") if name == "a" else None
         data = TextSource(str(folder / f"{name}.csv"), text="text", label="label", validation=apart)
-        run_training(RunRequest(data, model, loop), folder / ("others" if name in "xy" else "runs") / name)
+        train_once(RunRequest(data, model, loop), folder / ("others" if name in "xy" else "runs") / name)
     return folder
 
 

@@ -175,7 +175,7 @@ def resolve(asked: Any, model: Classifier, corpus: Corpus) -> Any:
 
 def request(asked: Any, encoder: Path, noise_seed: int | None, settings: TrainSettings) -> Any:
     """Return the training that the command line asks for."""
-    from discreet.experiment.training import RunRequest
+    from discreet.experiment.run import RunRequest
 
     model = ModelSettings(encoder=str(encoder), train="head", dropout=0.0)
     return RunRequest(TextSource("toy.csv"), model, settings, asked, noise_seed=noise_seed)
@@ -190,9 +190,9 @@ def run(
     settings: TrainSettings = SETTINGS,
 ) -> Outcome:
     """Train as the command line does; without a seed the noise is secret."""
-    from discreet.experiment.training import run_training
+    from discreet.experiment.run import train_once
 
-    found = run_training(request(asked, encoder, noise_seed, settings), folder, corpus=corpus)
+    found = train_once(request(asked, encoder, noise_seed, settings), folder, corpus=corpus).values()
     return Outcome(asked, found["guarantee"], found["steps"], found["out_of_budget"], folder)
 
 
@@ -220,7 +220,7 @@ def one_release(case: Case, model: Classifier, corpus: Corpus, sensitive: Path) 
 
 def study_protection(case: Case, encoder: Path, corpus: Corpus, folder: Path, sensitive: Path) -> Any:
     """Return the protection that a trial of a study runs."""
-    from discreet.experiment.training import make_plan
+    from discreet.experiment.run import make_plan
     from discreet.study.trial import training_request
 
     given = {key: str(sensitive) if value == SENSITIVE else value for key, value in case.values.items()}

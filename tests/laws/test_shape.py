@@ -108,7 +108,24 @@ def test_models_are_built_in_one_module() -> None:
 
 def test_ledgers_of_runs_are_opened_in_two_modules() -> None:
     # For a run that is written or counted for people, and for every other one; a limit beside a ledger is the plan's.
-    assert calls_of("open_ledger", "plan") == {"training.account", "experiment.training"}
+    assert calls_of("open_ledger", "plan") == {"training.account", "experiment.run"}
+
+
+def test_plans_are_made_and_secrets_drawn_in_two_modules() -> None:
+    # For a run, and for a training without one; a plan makes those of clients, of candidates and of public text itself.
+    assert calls_of("make", "TrainingPlan") == {"training.loop", "experiment.run"}
+    assert calls_of("secret", "plan") == {"training.job", "experiment.run"}
+
+
+def test_a_model_is_trained_in_one_module() -> None:
+    others = {
+        "training.loop": "the training on public text that comes before another",
+        "training.tuning": "the trials of a search, of which one is released",
+    }
+    assert calls_of("train") == {"experiment.run", *others}
+    assert calls_of("open_job") == {"training.loop", "federated.client"}
+    products = {"cli.train", "cli.tune", "estimator", "study.trial", "experiment.attack.references"}
+    assert calls_of("train_once") == products
 
 
 def test_parts_of_a_private_step_are_recorded_in_one_module() -> None:

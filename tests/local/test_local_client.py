@@ -19,7 +19,7 @@ from discreet.core.guarantee import Adjacency, Guarantee
 from discreet.core.randomness import Rng
 from discreet.core.types import RepresentationRelease
 from discreet.data.sources import TextSource
-from discreet.experiment import RunOptions, RunRequest, run_training
+from discreet.experiment import RunOptions, RunRequest, train_once
 from discreet.local.client import Mixed, UserSide
 from discreet.local.server import ServerSide, linear_head
 from discreet.models.classifier import ModelSettings
@@ -44,7 +44,7 @@ def run(toy_csv: Path, encoder: Path, out: Path, **changes: object) -> dict[str,
         train=TrainSettings(epochs=epochs, batch_size=16, learning_rate=0.05),
         protect=asked,
     )
-    return run_training(request, out, options=RunOptions(resume=resume))
+    return train_once(request, out, options=RunOptions(resume=resume)).values()
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -49,11 +50,11 @@ def test_the_command_trains_what_the_trials_trained(name: str, monkeypatch: pyte
     check(Study(**study))
     requests: list[Any] = []
 
-    def stopped(request: Any, out: Any, **rest: Any) -> dict[str, Any]:
+    def stopped(request: Any, out: Any, **rest: Any) -> Any:
         requests.append((request, str(out)))
-        return {"finished": False, "steps": 0}
+        return SimpleNamespace(values=lambda: {"finished": False, "steps": 0})
 
-    monkeypatch.setattr("discreet.experiment.run_training", stopped)
+    monkeypatch.setattr("discreet.experiment.train_once", stopped)
     command = train_command(study, protection)
     words = shlex.split(command_text(command))
     assert shlex.split(command_text(command, 60).replace("\\\n", "")) == words
@@ -76,15 +77,14 @@ def test_every_switch_of_a_protection_is_known() -> None:
     assert set(fields) == _SWITCHES
 
 
-def test_pairs_are_read_as_in_the_trials() -> None:
+@pytest.mark.parametrize("chosen", [{}, {"pairs": "separate"}, {"pairs": "joint", "train": "all"}])
+def test_pairs_are_read_as_in_the_trials(chosen: dict[str, str]) -> None:
     protection = {"name": "dp-sgd", "epsilon": 3.0}
-    study: dict[str, Any] = {"name": "p", "data": {"source": "notes-pairs", "rows": 40}, "model": {"train": "head"}}
-    trial = training_request({**study, "protection": protection}, corpus_of(study["data"]), 0)
-    assert dict(train_command(study, protection).options)["pairs"] == trial.model.pairs == "joint"
-    own = {**study, "data": {"source": "a.csv", "text_pair": "second"}, "model": {"pairs": "separate"}}
-    assert dict(train_command(own, protection).options)["pairs"] == "separate"
-    single = {**study, "data": {"source": "notes"}}
-    assert "pairs" not in dict(train_command(single, protection).options)
+    study: dict[str, Any] = {"name": "p", "data": {"source": "notes-pairs", "rows": 40}, "model": chosen}
+    options = dict(train_command(study, protection).options)
+    assert {name: options.get(name) for name in ("pairs", "train")} == {
+        name: chosen.get(name) for name in ("pairs", "train")
+    }
 
 
 def test_what_no_option_sets_is_named() -> None:
@@ -92,4 +92,4 @@ def test_what_no_option_sets_is_named() -> None:
     command = train_command(study, {"name": "dp-sgd", "epsilon": 3.0})
     assert command.missing == ("training.momentum",)
     text = command_text(command)
-    assert "'a b.csv' --classes x,y --train all" in text and "--momentum" not in text
+    assert "'a b.csv' --classes x,y" in text and "--train" not in text and "--momentum" not in text

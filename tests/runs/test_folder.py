@@ -15,7 +15,7 @@ from discreet.core.errors import LedgerError, ModelError, OutputError, SettingEr
 from discreet.core.files import save_tensors
 from discreet.core.randomness import Rng
 from discreet.data.sources import TextSource, load
-from discreet.experiment import RunRequest, SceneRequest, load_scene, run_training
+from discreet.experiment import RunRequest, SceneRequest, load_scene, train_once
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.models.encode import encode
 from discreet.protections.texthide import TextHide
@@ -38,7 +38,7 @@ def test_a_run_comes_back_from_disk_as_it_was(
     encoder = "bilstm" if kind == "bilstm" else str(tiny_encoder(kind))
     parts = {"bert": "pooler+head", "gpt2": "top-1", "bilstm": "head"}.get(kind, "all")
     asked = request(toy_csv, encoder, train=parts, pooling="last" if kind == "gpt2" else "mean")
-    done = run_training(asked, tmp_path / "a")
+    done = train_once(asked, tmp_path / "a").values()
     run = load_run(tmp_path / "a")
     assert run.settings.model == asked.model
     assert run.metrics["utility"] == done["utility"]
@@ -54,7 +54,7 @@ def test_a_run_comes_back_from_disk_as_it_was(
 def test_a_run_of_another_format_is_rejected(
     toy_csv: Path, tiny_encoder: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    run_training(request(toy_csv, str(tiny_encoder("bert")), train="head"), tmp_path / "a")
+    train_once(request(toy_csv, str(tiny_encoder("bert")), train="head"), tmp_path / "a")
     path = tmp_path / "a" / "settings.toml"
     path.write_text(path.read_text(encoding="utf-8").replace("format = 4", "format = 5"), encoding="utf-8")
     with pytest.raises(ModelError, match="Expected a run of format 4 in .*, got 5"):
@@ -66,7 +66,7 @@ def test_a_run_of_another_format_is_rejected(
 def test_the_card_and_settings_hold_no_word_of_the_texts(
     toy_csv: Path, toy_rows: list[tuple[str, str]], tiny_encoder: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    run_training(request(toy_csv, str(tiny_encoder("bert")), train="head"), tmp_path / "a")
+    train_once(request(toy_csv, str(tiny_encoder("bert")), train="head"), tmp_path / "a")
     for name in ("README.md", "settings.toml", "metrics.json"):
         words = set((tmp_path / "a" / name).read_text(encoding="utf-8").lower().replace("`", " ").split())
         assert not {"heart", "knee"} & words, name
@@ -132,7 +132,7 @@ def test_settings_that_do_not_fit_leave_no_folder(
 ) -> None:
     asked = replace(request(toy_csv, str(tiny_encoder("bert")), head="mlp"), protect=TextHide(mix=1000))
     with pytest.raises(SettingError, match="mix to be .*, got 1000"):
-        run_training(asked, tmp_path / "a")
+        train_once(asked, tmp_path / "a")
     assert list(tmp_path.glob("a*")) == []
 
 
@@ -156,7 +156,7 @@ def test_no_space_leaves_no_run_behind(
 
     monkeypatch.setattr(safetensors.torch, "save_file", full)
     with pytest.raises(OutputError, match="No space left on device.*Free some space"):
-        run_training(request(toy_csv, str(tiny_encoder("bert")), train="head"), tmp_path / "a")
+        train_once(request(toy_csv, str(tiny_encoder("bert")), train="head"), tmp_path / "a")
     assert not (tmp_path / "a").exists()
 
 
@@ -172,7 +172,7 @@ def test_what_is_no_run_folder_is_named(tmp_path: Path) -> None:
 
 
 def test_cut_off_weights_are_refused(toy_csv: Path, tiny_encoder: Callable[[str], Path], tmp_path: Path) -> None:
-    run_training(request(toy_csv, str(tiny_encoder("bert")), train="head"), tmp_path / "a")
+    train_once(request(toy_csv, str(tiny_encoder("bert")), train="head"), tmp_path / "a")
     weights = tmp_path / "a" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
     with pytest.raises(ModelError, match="Expected a complete safetensors file"):
@@ -200,7 +200,7 @@ def test_a_cache_that_is_full_or_damaged_only_costs_time(
 
 
 def test_a_damaged_run_is_refused(toy_csv: Path, tiny_encoder: Callable[[str], Path], tmp_path: Path) -> None:
-    run_training(request(toy_csv, str(tiny_encoder("bert")), train="head"), tmp_path / "a")
+    train_once(request(toy_csv, str(tiny_encoder("bert")), train="head"), tmp_path / "a")
     (tmp_path / "a" / "encoder.json").write_text("{", encoding="utf-8")
     with pytest.raises(ModelError, match="Expected a complete run folder"):
         load_run(tmp_path / "a")

@@ -32,7 +32,8 @@ from discreet.data.corpus import Corpus
 from discreet.data.samplers import Poisson
 from discreet.data.shapes import Part
 from discreet.data.sources import TextSource
-from discreet.experiment.training import RunRequest, warn_of_size
+from discreet.experiment.checks import warn_of_size
+from discreet.experiment.run import RunRequest
 from discreet.models.model_settings import ModelSettings
 from discreet.protections.dp_sgd import DPSGD
 from discreet.runs.people import (
@@ -66,7 +67,7 @@ def price(count: int) -> float:
 
 
 class Training:
-    """A training that spends through the record, as `run_training` does."""
+    """A training that spends through the record, as `train_once` does."""
 
     def __init__(
         self, home: Path, rows: Corpus, kind: str = TRAINING, planned: int = 100, budget: float | None = None,

@@ -11,7 +11,7 @@ import pytest
 
 from discreet.catalog import protection
 from discreet.data.sources import TextSource
-from discreet.experiment import RunOptions, RunRequest, run_training
+from discreet.experiment import RunOptions, RunRequest, train_once
 from discreet.runs.settings import TrainSettings
 from discreet.training.plan import model_settings
 
@@ -72,7 +72,7 @@ def run_of(
                 **request_settings,
             )
             options = RunOptions(device="cpu", cache=False, ledger=more.get("ledger"))
-            run_training(request, folder / "run", options=options)
+            train_once(request, folder / "run", options=options)
             MADE[key] = folder / "run"
         copy = tmp_path / f"{name} {len(list(tmp_path.iterdir()))}"
         shutil.copytree(MADE[key], copy)

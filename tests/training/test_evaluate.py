@@ -97,7 +97,7 @@ def test_perplexity_is_the_loss_of_all_tokens_together(tiny_causal: Callable[[st
         batch = tokens_for(model, corpus.take([row])).batch(np.arange(1))
         tokens = int(batch.inputs["attention_mask"].sum()) - 1
         total, count = total + model.eval().losses(batch.inputs, batch.targets).item() * tokens, count + tokens
-    quality = assess(model.train(), corpus)
+    quality = assess(model.train(), corpus).quality
     assert quality.value == pytest.approx(np.exp(total / count), rel=1e-5) and model.training
     assert quality.interval[0] < quality.value < quality.interval[1] and quality.baseline == len(model.tokenizer)
     assert evaluate(model, corpus)["perplexity"] == quality.value

@@ -14,7 +14,7 @@ from discreet.core.randomness import Rng
 from discreet.data.batches import tokens_for
 from discreet.data.corpus import Corpus
 from discreet.data.sources import EACH_ROW, TextSource, load
-from discreet.experiment import RunOptions, RunRequest, run_training
+from discreet.experiment import RunOptions, RunRequest, train_once
 from discreet.models.classifier import Classifier
 from discreet.models.encode import encode
 from discreet.models.lora import is_adapter
@@ -193,11 +193,11 @@ def test_the_private_text_is_no_public_text(toy_csv: Path, tiny_encoder: Callabl
         settings = model_settings({"encoder": str(tiny_encoder("bert")), "train": "head"}, protect, 30)
         request = RunRequest(TextSource(str(toy_csv), unit=EACH_ROW), settings, TrainSettings(epochs=1), protect)
         with pytest.raises(SettingError, match="to be other text than the private one"):
-            run_training(request, tmp_path / "run", options=RunOptions(device="cpu"))
+            train_once(request, tmp_path / "run", options=RunOptions(device="cpu"))
     copy, said = tmp_path / "copy.csv", list[str]()
     copy.write_bytes(toy_csv.read_bytes())
     request = replace(request, protect=DPSGD(1.0, public=str(copy)))
-    run_training(request, tmp_path / "run", options=RunOptions(device="cpu", say=said.append))
+    train_once(request, tmp_path / "run", options=RunOptions(device="cpu", say=said.append))
     rows = len(load(toy_csv).split("train"))
     assert f"Private detail, do not share this line: {rows} of the public texts occur in" in " ".join(said)
 
@@ -256,7 +256,7 @@ def test_beside_a_private_model_stands_what_public_text_alone_reaches(
     settings = model_settings({"encoder": str(tiny_encoder("bert")), "train": part}, protect, 30)
     training = TrainSettings(epochs=1, learning_rate=1e-9)  # nothing is learned from private text
     request = RunRequest(TextSource(str(toy_csv), unit=EACH_ROW), settings, training, protect)
-    result = run_training(request, tmp_path / "run", options=RunOptions(device="cpu"))
+    result = train_once(request, tmp_path / "run", options=RunOptions(device="cpu")).values()
     row = result["public"]
     assert row["source"] == PUBLIC_TEXT and row["metric"] == "accuracy" and "threshold" not in row
     assert row["utility"] == result["utility"] and row["is_beaten"] is False

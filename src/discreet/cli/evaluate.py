@@ -40,7 +40,7 @@ def evaluate(
         from discreet.data.sources import Columns, load
         from discreet.models.task import matched
         from discreet.runs.folder import load_run
-        from discreet.training.evaluate import assess_classes
+        from discreet.training.evaluate import assess
 
         loaded = load_run(run, find_device(device))
     model, settings = loaded.model, loaded.settings
@@ -84,7 +84,8 @@ def evaluate(
     if tokens.truncated:
         note(f"{tokens.truncated} of {len(rows)} texts were truncated to {model.max_length} tokens.")
     with working(f"evaluating {len(rows):,} rows"):
-        quality, classes = assess_classes(model, tokens)
+        assessment = assess(model, tokens)
+        quality, classes = assessment.quality, assessment.by_class
     if json:
         as_json(
             {

@@ -167,8 +167,9 @@ def settings_for(
     """Return the settings of a federation from a study file or from options."""
     from discreet.catalog import aggregation_from_table
     from discreet.core.settings import parse
-    from discreet.experiment.training import RunRequest, check_private_labels
+    from discreet.experiment.checks import check_private_labels
     from discreet.federated.settings import EQUAL, FILES, GRADIENTS, UNIT, Federation
+    from discreet.runs.folder import RunChoices
     from discreet.training.plan import model_settings
 
     model = options.with_rank(model)
@@ -204,7 +205,7 @@ def settings_for(
     chosen = model_settings(model, protect, units, "lm" if task == "lm" else task, pairs=pairs)
     if protect is not None:
         for one in corpora:
-            check_private_labels(RunRequest(data, chosen, TrainSettings(), protect), one)
+            check_private_labels(RunChoices(data, chosen, TrainSettings(), protect), one)
     table_ = {"name": options.aggregation, **parse_settings(options.aggregation_settings or [], "--aggregation-set")}
     return Federation(
         data=data,

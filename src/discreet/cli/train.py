@@ -215,7 +215,7 @@ def train(
     of a protection, and --help-all lists all options.
     """
     with working("starting"):
-        from discreet.experiment import RunRequest, run_training
+        from discreet.experiment import RunRequest, train_once
 
     private = ctx.obj if options.epsilon is None else {"epsilon": options.epsilon, **ctx.obj}
     protection = protection_of(options.protect, options.delta, private)
@@ -239,7 +239,8 @@ def train(
         options.audit_canaries,
     )
     with stop_on_interrupt() as stopping, training_bar() as watch:
-        result = run_training(request, out, corpus=corpus, options=run_options(options, watch, stopping))
+        run = train_once(request, out, corpus=corpus, options=run_options(options, watch, stopping))
+    result = run.values()
     if not result["finished"]:
         where = f"at step {result['steps']}" if result["steps"] else "in the training on public text"
         note(f"Stopped {where} and saved. Run the same command with --resume to resume.")
@@ -263,7 +264,7 @@ def read_text(
     The user is told about doubtful columns, and about defaults that train less than the whole model.
     """
     from discreet.data.corpus import PRIVATE_DETAIL, doubts
-    from discreet.experiment import load_corpus
+    from discreet.experiment import choose_model, load_corpus
     from discreet.training.plan import model_settings
 
     options.check(source.rows)
@@ -274,9 +275,7 @@ def read_text(
         corpus = load_corpus(text_source, population)
     for doubt in doubts(corpus, source.label, source.unit):
         note(f"{PRIVATE_DETAIL}: " + doubt)
-    units = population or (corpus.split("train").unit_count if "train" in corpus.split_names else 1)
-    task = corpus.task if options.task is None else options.task
-    chosen = model_settings(model, protection, units, task, pairs=corpus.is_pairs)
+    chosen = choose_model(model, protection, text_source, corpus, population)
     _note_on_part(protection, model, chosen, corpus.unit_name)
     return text_source, corpus, chosen
 

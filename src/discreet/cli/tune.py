@@ -83,7 +83,7 @@ def tune(
     --epochs, --batch-size and the other options of train set what is not tried.
     """
     with working("starting"):
-        from discreet.experiment import TuneRequest, run_tuning
+        from discreet.experiment import TuneRequest, train_once
         from discreet.training.tuning import candidates_of
 
     if options.epsilon is None:
@@ -114,7 +114,8 @@ def tune(
         score_on=options.score_on,
     )
     with stop_on_interrupt() as stopping, training_bar() as watch:
-        result = run_tuning(request, out, corpus=corpus, options=run_options(options, watch, stopping))
+        run = train_once(request, out, corpus=corpus, options=run_options(options, watch, stopping))
+    result = run.values()
     if not result["finished"]:
         note("Stopped and saved. Run the same command with --resume to resume; it costs nothing more.")
         raise typer.Exit(130)

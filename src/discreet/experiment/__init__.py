@@ -1,10 +1,10 @@
-"""Experiments: train once (`training`), search for settings (`tuning`), attack once (`attack`), on a `scene`."""
+"""Experiments: train once (`run`; `tune` searches for settings first), and attack once (`attack`), on a `scene`."""
 
 from discreet.experiment.attack.request import AttackRequest, AttackResult, Example
 from discreet.experiment.attack.runner import run_attack
 from discreet.experiment.attack.scene import Scene, SceneRequest, load_scene
-from discreet.experiment.training import RunOptions, RunRequest, load_corpus, run_training
-from discreet.experiment.tuning import TuneRequest, run_tuning
+from discreet.experiment.run import RunOptions, RunRequest, TrainedRun, choose_model, load_corpus, train_once
+from discreet.experiment.tune import TuneRequest
 
 __all__ = [
     "AttackRequest",
@@ -14,10 +14,11 @@ __all__ = [
     "RunRequest",
     "Scene",
     "SceneRequest",
+    "TrainedRun",
     "TuneRequest",
+    "choose_model",
     "load_corpus",
     "load_scene",
     "run_attack",
-    "run_training",
-    "run_tuning",
+    "train_once",
 ]

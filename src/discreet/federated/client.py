@@ -28,6 +28,7 @@ import math
 import os
 import shutil
 from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -49,21 +50,17 @@ from discreet.data.corpus import Corpus
 from discreet.federated.aggregation import ANSWERS_ALWAYS, UPDATE, Arrays, Local, Payload, Update, Value, why_invalid
 from discreet.federated.planned import PlannedLedger
 from discreet.federated.settings import GRADIENTS, Federation, at_client
-from discreet.models.classifier import classifier_of
 from discreet.models.encode import ready
 from discreet.models.task import matched_split
-from discreet.protections.base import GradientProtection, RepresentationProtection, plain_defaults
 from discreet.releases.hidden import draw_hidden
-from discreet.runs.checkpoint import LEDGER, identity, spend_name, trained
+from discreet.runs.checkpoint import LEDGER, spend_name, trained
 from discreet.runs.folder import secret_of
-from discreet.runs.people import Entry
-from discreet.training.account import check_ledger, entry_of
 from discreet.training.evaluate import evaluate
 from discreet.training.hidden import HiddenStep
-from discreet.training.loop import optimizer_for, set_rate
-from discreet.training.plan import TrainingPlan
+from discreet.training.job import Job, open_job
+from discreet.training.optimizers import set_rate
+from discreet.training.plan import PrivatePlan, TrainingPlan
 from discreet.training.private import PrivateStep
-from discreet.training.steps import OpenStep, Parts, Step
 
 HELLO, EVALUATE, FINISH = "hello", "evaluate", "finish"  # requests besides those of the aggregation
 STOPPED = "stopped"  # key of an answer that explains why a client takes no further part
@@ -218,7 +215,7 @@ class Client:
     @property
     def counts_units(self) -> bool:
         """Whether batches are samples of units, not of rows."""
-        return isinstance(self.settings.protect, GradientProtection)
+        return self.settings.protect is not None and self.settings.protect.samples_units
 
     @property
     def size(self) -> int:
@@ -325,68 +322,62 @@ class _Training:
         settings = client.settings
         self.client, self.steps, self.size = client, steps, size
         self.model, self.folder = client.model, client.folder
-        protect = at_client(settings.protect, settings.clients)
-        size = min(size, client.size)
-        # `make` takes epochs; this number of them gives exactly the steps of the server.
-        train = replace(settings.train, batch_size=size, epochs=steps / -(-client.size // size), head_share=0.0)
-        if protect is None:  # as at the server, which knows neither pairs nor how few a client has
-            train = train.completed(plain_defaults(self.model.settings.train, client.size, self.model.width))
-        own = Rng(settings.seed).fork("client", client.number).seed()
-        self.plan = TrainingPlan.make(
+        self.plan = TrainingPlan.for_client(
             self.model,
             client.corpus,
-            protect=protect,
-            train=train,
-            seed=own,
+            protect=at_client(settings.protect, settings.clients),
+            train=settings.train,
+            steps=steps,
+            batch_size=size,
+            seed=Rng(settings.seed).fork("client", client.number).seed(),
             noise_seed=settings.noise_seed,
         )
-        if self.plan.steps != steps:
-            raise UnsupportedError(f"Expected a plan of {steps} steps, got {self.plan.steps}. Use fewer epochs.")
         self.peak = self.plan.settings.learning_rate or 0.0
+        self.gradients = settings.exchange == GRADIENTS
+        # A step with rate 0 leaves the weights as they are, and the gradient that would have been used.
+        optimizer = torch.optim.SGD(trained(self.model).values(), lr=0.0) if self.gradients else None
         self.ledger: PlannedLedger | None = None
-        self.entry: Entry | None = None
+        self._opened = ExitStack()
         secret: Rng | None = None
-        if self.plan.protect is not None:
+        if isinstance(self.plan, PrivatePlan):
             secret = secret_of(self.folder)
             if settings.noise_seed is not None:
                 secret = Rng(settings.noise_seed).fork("secret", client.number)
-            assert self.plan.adjacency is not None
-            self.ledger = PlannedLedger.begin(
-                self.folder / LEDGER, unit=self.plan.unit, adjacency=self.plan.adjacency, budget=self.plan.budget
+            self.ledger = self._opened.enter_context(
+                PlannedLedger.begin(
+                    self.folder / LEDGER, unit=self.plan.unit, adjacency=self.plan.adjacency, budget=self.plan.budget
+                )
             )
-            check_ledger(self.plan, self.ledger)
-            fixed = settings.noise_seed is not None
-            self.entry = entry_of(self.plan, client.split, self.ledger, out=self.folder, secret=not fixed)
-            self.ledger.also = self.entry
-            if not secret.is_secret:
-                self.ledger.key = secret_of(self.folder).fork("names").bytes(32)
-            if isinstance(self.plan.protect, RepresentationProtection):
-                self.plan.protect.begin(classifier_of(self.model, self.plan.protect.name), secret)
-        self.secret = secret
-        start = client.start
-        rows = ready(self.model, client.split, client.cache, self.plan.settings.precision)
-        self.gradients = settings.exchange == GRADIENTS
-        # A step with rate 0 leaves the weights as they are, and the gradient that would have been used.
-        optimizer = torch.optim.SGD(trained(self.model).values(), lr=0.0)
-        self.optimizer = optimizer if self.gradients else optimizer_for(self.model, self.plan.settings)
-        parts = Parts(self.model, self.optimizer, self.plan, rows, client.split, start)
-        self.step: Step = OpenStep.of(parts)
-        if self.ledger is not None and secret is not None:
-            kind = PrivateStep if isinstance(self.plan.protect, GradientProtection) else HiddenStep
-            self.step = kind.of(parts, self.ledger, secret)
-        self.name = identity(self.model, self.step.rows, self.plan.settings, self.step.describe(), self.plan.rng, start)
+        job = open_job(
+            self.model,
+            client.split,
+            self.plan,
+            Job(self.folder, client.cache),
+            ledger=self.ledger,
+            secret=secret,
+            optimizer=optimizer,
+            start=client.start,
+            command="train",
+        )
+        self.job = self._opened.enter_context(job)
+        self.optimizer, self.step, self.secret, self.name = (
+            self.job.optimizer,
+            self.job.step,
+            self.job.secret,
+            self.job.identity,
+        )
         self.plan_name = digest("plan", self.name, steps)[:_NAME_DIGITS]
-        if self.ledger is not None and secret is not None:
-            self.plan_name = spend_name(digest("plan", self.name, steps), secret, self.ledger)
+        if self.ledger is not None and self.secret is not None and isinstance(self.plan, PrivatePlan):
+            self.plan_name = spend_name(digest("plan", self.name, steps), self.secret, self.ledger)
             planned = 0  # without a cost of its own (TextHide), every step is recorded as it is taken
-            if isinstance(self.plan.protect, GradientProtection):
+            if self.plan.protect.samples_units:
                 names = {(step // settings.local_steps, self.plan.step_cost(step)[1]) for step in range(steps)}
                 planned = len(names)
             self.ledger.plan(self.plan_name, planned, self.folder, trusted=not planned)
 
     def reserve(self) -> None:
         """Count all planned steps in the ledger."""
-        if self.ledger is not None and isinstance(self.step, PrivateStep):
+        if self.ledger is not None and isinstance(self.plan, PrivatePlan) and isinstance(self.step, PrivateStep):
             self.ledger.reserve(self.plan.step_cost(0)[0], self.step.account.terms)
 
     def take(self, task: Task, request: str) -> tuple[dict[str, npt.NDArray[np.float32]], float | None]:
@@ -450,16 +441,14 @@ class _Training:
 
     def views(self) -> nn.Module | None:
         """Return a module that applies all masks of the client's pool, or None if there is no pool."""
-        protect = self.plan.protect
-        if not isinstance(protect, RepresentationProtection) or self.secret is None:
+        if self.plan.protect is None or self.secret is None:
             return None
-        return protect.views(self.model.width, self.secret)
+        return self.plan.protect.views(self.model.width, self.secret)
 
     def close(self, *, finished: bool = False) -> None:
         """Close the ledger, and the record of the same people on this machine."""
-        if self.ledger is not None and self.entry is not None:
-            self.entry.close(finished=finished)
-            self.ledger.close()
+        self.job.ended = finished
+        self._opened.close()
 
 
 class FolderMemory(MutableMapping[str, bytes]):

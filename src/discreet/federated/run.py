@@ -37,7 +37,7 @@ from discreet.models.encode import ready
 from discreet.protections.base import GradientProtection, RepresentationProtection
 from discreet.runs.checkpoint import LEDGER, trained
 from discreet.runs.folder import RunSettings, begin, finish, forget_secrets, workspace_of
-from discreet.training.evaluate import assess_classes
+from discreet.training.evaluate import assess
 
 SETTINGS, SERVER, FLOWER = "federation.toml", "server", "flower"
 _RECORDED_BATCHES = f"the recorded batches, in {BATCHES} of each client, are not released"
@@ -210,7 +210,8 @@ def write_run(
             utility |= {"utility_averaged": averaged} if averaged else {}
         else:
             rows = ready(model, with_label_names(corpus.split("validation"), settings.target), options.cache)
-            quality, classes = assess_classes(model, rows)
+            assessment = assess(model, rows)
+            quality, classes = assessment.quality, assessment.by_class
             utility = {"utility": quality.metrics, "quality": quality.as_dict(), "evaluated_on": "validation"}
             utility |= {"utility_by_class": classes} if classes else {}
     values = {

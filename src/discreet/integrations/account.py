@@ -24,7 +24,7 @@ from discreet.integrations.rows import Dataset, people_of
 from discreet.runs.people import Entry, Marks, detach, place_of
 from discreet.training.account import SUMS, Account, attach, ledger_for, public_facts
 from discreet.training.changes import persistent_buffers
-from discreet.training.plan import TrainingPlan
+from discreet.training.plan import PrivatePlan
 from discreet.training.processes import Processes
 
 _FORMAT = 1  # of a state
@@ -56,14 +56,13 @@ class LoopAccount:
 
     def __init__(
         self,
-        plan: TrainingPlan,
+        plan: PrivatePlan,
         processes: Processes,
         ledger: Ledger | str | os.PathLike[str] | None,
         secret: Rng | str | os.PathLike[str] | None,
         identity: str,
     ) -> None:
         """Open the ledger and the secret; `make_private` says what they are."""
-        assert plan.delta is not None
         self.plan, self.delta, self.identity = plan, plan.delta, identity
         self.caveats: set[Caveat] = set()
         self.resumed = False

@@ -48,11 +48,11 @@ from discreet.core.randomness import Rng, digest
 from discreet.data.shapes import Part
 from discreet.integrations.account import LoopAccount
 from discreet.integrations.rows import Dataset, Handed, Rows
-from discreet.protections.base import GradientProtection, Protection
+from discreet.protections.base import Protection
 from discreet.training.changes import ChangeWatch
 from discreet.training.engine import Engine
 from discreet.training.independence import IndependenceCheck
-from discreet.training.plan import TrainingPlan
+from discreet.training.plan import PrivatePlan, TrainingPlan
 from discreet.training.processes import Processes
 from discreet.training.recording import Modes, Recording, Shape
 
@@ -149,13 +149,12 @@ class PrivateTraining:
         self,
         model: nn.Module,
         tape: Tape,
-        plan: TrainingPlan,
+        plan: PrivatePlan,
         ledger: Ledger | str | os.PathLike[str] | None,
         secret: Rng | str | os.PathLike[str] | None,
     ) -> None:
         """Open the ledger and the secret; `make_private` says what they are."""
-        assert isinstance(plan.protect, GradientProtection) and plan.delta is not None
-        self.model, self.tape, self.plan, self.protect, self.delta = model, tape, plan, plan.protect, plan.delta
+        self.model, self.tape, self.plan, self.protect, self.delta = model, tape, plan, plan.gradients, plan.delta
         self._processes = Processes()
         self._engine = Engine(tape, self.protect, plan.sampler.expected_size(plan.units), self._processes)
         self._engine.check_parameters()

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 
 Place = Literal["text", "representation", "gradient"]
+StepKind = Literal["sum", "live", "stored"]  # a noisy sum of gradients, vectors at every step, or one release before
 Visible = Literal["sum", "each"]
 Sampling = Literal["shuffled", "fixed", "coins"]
 Position = Literal["sentence", "token"]
@@ -120,6 +121,8 @@ class Protection(ABC):
     default_pair_head: ClassVar[str] = "linear"  # for pairs that are read separately
     has_sides: ClassVar[bool] = False  # whether a finished model is split into a client and a server side
     learns_little: ClassVar[bool] = False  # whether only the head is trained by default when there are few units
+    needs_classifier: ClassVar[bool] = False  # whether it protects the sentence vectors of a classifier
+    samples_units: ClassVar[bool] = False  # whether batches are samples of units, not of rows
 
     @property
     @abstractmethod
@@ -173,8 +176,23 @@ class Protection(ABC):
 
     @property
     def stored(self) -> bool:
-        """Whether all vectors are released once, and training reads the stored release."""
+        """Whether everything private is released once, and training reads the stored release."""
         return False
+
+    @property
+    def step_kind(self) -> StepKind:
+        """Which step of training it is applied in."""
+        return "stored" if self.stored else "live"
+
+    @property
+    def trains_parts(self) -> bool:
+        """Whether some of the parameters can be trained first, at the same cost."""
+        return False
+
+    @property
+    def priced(self) -> bool:
+        """Whether it has a finite privacy cost; if not, nothing is guaranteed."""
+        return True
 
     @property
     def needs_public(self) -> bool:
@@ -243,6 +261,35 @@ class Protection(ABC):
     def shape(self, model: Classifier) -> None:  # noqa: B027
         """Add the modules between encoder and head that a finished run has, so that its weights can be loaded."""
 
+    def fit(self, model: Any, rng: Rng) -> None:  # noqa: B027
+        """Adapt a model to the release before training; a model that is already adapted stays as it is.
+
+        A protection of vectors replaces `model.head` if the release is narrower than the encoder, and sets
+        `model.query`: an `nn.Module` (its buffers are saved with the weights, so they must not be secret) or a function
+        from sentence vectors (rows, width) to the input of the head, (rows, width) or (views, rows, width) to average
+        predictions over.
+        """
+
+    def begin(self, model: Any, secret: Rng) -> None:  # noqa: B027
+        """Set the secret parts of a model at the start of training, if there are any."""
+
+    def end(self, model: Any) -> None:  # noqa: B027
+        """Remove secret parts from a model, or fold them into the weights, before it is written."""
+
+    def views(self, width: int, secret: Rng) -> nn.Module | None:
+        """Return a module that maps a query to several views, to average predictions over, or None."""
+        return None
+
+    def check(self, batch_size: int, rows: int) -> None:  # noqa: B027
+        """Reject settings that are not valid for this training run."""
+
+    def check_sampler(self, sampler: Sampler, counted: Sampler) -> None:  # noqa: B027
+        """Reject a sampler under which the cost of a training run is not proven; `counted` is `sampler_for`'s."""
+
+    def held_out(self, corpus: C, rng: Rng) -> C:
+        """Return held-out text as the model reads it: rewritten, if the protection rewrites queries too."""
+        return corpus
+
     def facts(self) -> dict[str, Any]:
         """Return the name and the scalar public settings that are set; never a secret.
 
@@ -278,6 +325,7 @@ class GradientProtection(Protection):
     """A protection of gradients: add up the bounded contribution of each unit, then release the sum."""
 
     place: ClassVar[Place] = "gradient"
+    samples_units: ClassVar[bool] = True
     draws_to_gather: ClassVar[bool] = False  # whether `gather` draws random numbers, which a CUDA graph would repeat
 
     @property
@@ -286,9 +334,9 @@ class GradientProtection(Protection):
         return self.public is not None
 
     @property
-    def trains_parts(self) -> bool:
-        """Whether some of the parameters can be trained first, at the same cost."""
-        return False
+    def step_kind(self) -> StepKind:
+        """It is applied to the sum of every step."""
+        return "sum"
 
     @property
     @abstractmethod
@@ -325,9 +373,6 @@ class GradientProtection(Protection):
         size = min(size, units)
         return FixedSize(size) if self.visible == "each" else Poisson.expecting(size, units)
 
-    def check_sampler(self, sampler: Sampler) -> None:
-        """Reject a sampler under which the cost of a training run is not proven."""
-
     def step_cost(self, sampler: Sampler, step: int, units: int) -> tuple[DpEvent, str]:
         """Return the event to record before a step, and its name; steps of the same name are counted once."""
         return sampler.spend(self.event, step, units, self.visible)
@@ -345,6 +390,11 @@ class TextProtection(Protection):
     place: ClassVar[Place] = "text"
 
     @property
+    def stored(self) -> bool:
+        """Yes: texts are rewritten once."""
+        return True
+
+    @property
     def protects_labels(self) -> bool:
         """No: only texts are rewritten."""
         return False
@@ -360,6 +410,10 @@ class TextProtection(Protection):
     @abstractmethod
     def rewrite(self, corpus: C, rng: Rng) -> C:
         """Return the corpus with every text rewritten; labels, units and splits stay."""
+
+    def held_out(self, corpus: C, rng: Rng) -> C:
+        """Return held-out text, rewritten if queries are."""
+        return self.rewrite(corpus, rng) if self.rewrites_queries else corpus
 
 
 class Once(ABC):
@@ -433,6 +487,7 @@ class RepresentationProtection(Protection):
     """A protection of representations: vectors leave, one by one, instead of text."""
 
     place: ClassVar[Place] = "representation"
+    needs_classifier: ClassVar[bool] = True
 
     @property
     def position(self) -> Position:
@@ -455,10 +510,10 @@ class RepresentationProtection(Protection):
             return FixedSize(min(size, count))
         return super().sampler_for(size, units, rows)
 
-    @property
-    def priced(self) -> bool:
-        """Whether it has a finite privacy cost; if not, nothing is guaranteed."""
-        return True
+    def check_sampler(self, sampler: Sampler, counted: Sampler) -> None:
+        """Reject another sampler than the one that the cost of every step assumes."""
+        if self.priced and not self.stored and sampler != counted:
+            raise invalid("sampler", sampler, f"{counted}, as counted", "Leave it out.")
 
     @property
     def projected_to(self) -> int | None:
@@ -468,27 +523,6 @@ class RepresentationProtection(Protection):
     def seen(self, vectors: Tensor) -> Tensor:
         """Return vectors in the coordinates of the release, before mixing and noise."""
         return vectors
-
-    def fit(self, model: Classifier, rng: Rng) -> None:
-        """Adapt a model to the release before training; a model that is already adapted stays as it is.
-
-        Replace `model.head` if the release is narrower than the encoder, and set `model.query`: an `nn.Module` (its
-        buffers are saved with the weights, so they must not be secret) or a function from sentence vectors (rows,
-        width) to the input of the head, (rows, width) or (views, rows, width) to average predictions over.
-        """
-
-    def begin(self, model: Classifier, secret: Rng) -> None:
-        """Set the secret parts of `model.query` at the start of training, if there are any."""
-
-    def end(self, model: Classifier) -> None:
-        """Fold secret parts into the weights before the model is written; `model.query` may become None."""
-
-    def views(self, width: int, secret: Rng) -> nn.Module | None:
-        """Return a module that maps a query to several views, to average predictions over, or None."""
-        return None
-
-    def check(self, batch_size: int, rows: int) -> None:
-        """Reject settings that are not valid for this training run."""
 
     @abstractmethod
     def once(self, owners: Rows, width: int, classes: int, secret: Rng) -> Once:

@@ -153,7 +153,7 @@ class DPSGD(GradientProtection):
         if self.noise_multiplier is not None:
             return self.without_budget()
         sampler = conditions.sampler or self.sampler_for(conditions.batch_size, conditions.units)
-        self.check_sampler(sampler)
+        self._check_groups(sampler)
 
         def training(noise: float) -> DpEvent:
             return self.with_noise(noise).training_cost(sampler, conditions.steps, conditions.units)
@@ -258,8 +258,11 @@ class DPSGD(GradientProtection):
             return RandomAllocation.expecting(size, units)
         return Poisson.expecting(size, units)
 
-    def check_sampler(self, sampler: Sampler) -> None:
+    def check_sampler(self, sampler: Sampler, counted: Sampler) -> None:
         """Reject a sampler under which noise of this correlation has no proof."""
+        self._check_groups(sampler)
+
+    def _check_groups(self, sampler: Sampler) -> None:
         if self.correlated is None:
             return
         if not isinstance(sampler, CyclicPoisson):
@@ -268,7 +271,7 @@ class DPSGD(GradientProtection):
 
     def _squared_cycles(self, sampler: Sampler, cycles: int) -> Floats | None:
         """Return what each cycle of steps adds to the squared sensitivity, or None if each step has its own cost."""
-        self.check_sampler(sampler)
+        self._check_groups(sampler)
         if self.correlated is None or self.noise == 0 or not isinstance(sampler, CyclicPoisson):
             return None
         return self.correlated.squared_cycles(sampler.groups, cycles)

@@ -12,8 +12,6 @@ from typing import Any
 _NAMES = {"encoder": "model", "label_names": "classes"}
 # Keys of a study that no option of the command sets.
 _WITHOUT_OPTION = frozenset({"hidden", "momentum", "averaging", "gradient_norm"})
-# Built-in corpora of pairs; others name the column of the second text.
-_PAIRS = frozenset({"notes-pairs", "notes-pairs-scores"})
 # The only option with two names: this one, and the other where its value is false.
 _OPPOSITES = {"rewrite_queries": "keep-queries"}
 # Options that are false by default and can only be switched on.
@@ -48,10 +46,7 @@ def train_command(study: Mapping[str, Any], protection: Mapping[str, Any]) -> Co
     """
     data = dict(study["data"])
     source = str(data.pop("source"))
-    # a study has these defaults for every protection; the command chooses its own by protection and size
-    model = {"train": "all", "head": "linear", **(study.get("model") or {})}
-    if data.get("text_pair") or source in _PAIRS:
-        model.setdefault("pairs", "joint")
+    model = dict(study.get("model") or {})
     training = dict(study.get("training") or {})
     options = [option for table in (data, model, training) for option in _options(table)]
     if protection["name"] != "none":

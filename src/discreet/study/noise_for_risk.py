@@ -315,5 +315,5 @@ def noise_for_study(study: Mapping[str, Any], trials: Iterable[Trial]) -> list[N
         adjacency=str(private.details.get("adjacency", Adjacency.ZERO_OUT)),
     )
     released = scene_of(private.settings, private.seed, "gradient")
-    trained = scene_of(with_trained_layers(private.settings), private.seed, "gradient")
+    trained = scene_of(with_trained_layers(private.settings, private.details["trained"]), private.seed, "gradient")
     return noise_for_risk(released, request, trained)

@@ -20,11 +20,12 @@ from discreet.accounting.events import NoGuaranteeDpEvent
 from discreet.accounting.interpret import Meter
 from discreet.accounting.interpret import epsilon as epsilon_of
 from discreet.accounting.risk import most_true_positives_at
-from discreet.core.errors import OutputError, SettingError, UnsupportedError, spelled
+from discreet.core.device import find_device
+from discreet.core.errors import DataError, OutputError, SettingError, UnsupportedError, spelled
 from discreet.core.files import load_tensors, save_tensors
 from discreet.core.guarantee import Caveat, Guarantee
 from discreet.core.randomness import Rng
-from discreet.core.settings import as_dict, parse
+from discreet.core.settings import parse
 from discreet.core.types import MODEL, TRAINING, UPDATE, Leakage, Trial
 from discreet.data.canaries import Canary, Planting
 from discreet.data.corpus import Corpus
@@ -32,15 +33,15 @@ from discreet.data.sources import TextSource
 from discreet.experiment.attack.request import AttackResult, Updates, sampling_rate
 from discreet.experiment.attack.runner import run_attack
 from discreet.experiment.attack.scene import Scene, Target
-from discreet.experiment.training import RunRequest, make_plan
+from discreet.experiment.run import RunOptions, RunRequest, TrainedRun, choose_model, model_for, train_once
 from discreet.metrics.intervals import true_positive_rates
-from discreet.metrics.utility import by_class, constant_utility, quality, utility_intervals
-from discreet.models.base import TextModel
-from discreet.models.build import build_classifier
-from discreet.models.classifier import Classifier, ModelSettings
+from discreet.metrics.utility import constant_utility, utility_intervals
+from discreet.models.base import LM, TextModel
+from discreet.models.build import build_model
+from discreet.models.classifier import classifier_of
 from discreet.models.encode import cache_folder, ready
 from discreet.models.task import matched
-from discreet.protections.base import GradientProtection, Protection
+from discreet.protections.base import Protection
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.releases.description import LEAVES, READS
 from discreet.releases.protected import fits
@@ -54,14 +55,12 @@ from discreet.study.file import (
     request_for,
 )
 from discreet.study.grid import Planned
-from discreet.training.evaluate import predict
-from discreet.training.loop import Job, train
-from discreet.training.plan import TrainingPlan, model_settings
+from discreet.training.evaluate import Assessment, predict
+from discreet.training.plan import PrivatePlan, TrainingPlan
 
 if TYPE_CHECKING:
     from dp_accounting.dp_event import DpEvent
 
-    from discreet.data.batches import Tokens, Vectors
 
 FALSE_ALARMS = (0.001, 0.003, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 _POINTS = 24  # of the curve of epsilon over training
@@ -168,12 +167,12 @@ def _attacked(
         return result, None
     # What the training releases are the gradients of the layers that it trains.
     all_updates = replace(request, protect=protect, steps=1, updates=trained.updates)
-    return result, run_attack(all_updates, scene_of(with_trained_layers(settings), seed, attack.sees.kind))
+    shared = with_trained_layers(settings, trained.details["trained"])
+    return result, run_attack(all_updates, scene_of(shared, seed, attack.sees.kind))
 
 
-def with_trained_layers(settings: Mapping[str, Any]) -> dict[str, Any]:
+def with_trained_layers(settings: Mapping[str, Any], train: str) -> dict[str, Any]:
     """Return a trial's settings with the layers that are trained as those that are released."""
-    train = settings.get("model", {}).get("train", "all")
     return {**settings, "release": {**settings.get("release", {}), "train": train}}
 
 
@@ -184,48 +183,43 @@ def _trained(settings: Mapping[str, Any], seed: int) -> _Trained:
     corpus = private
     if request.canaries is not None:
         corpus, canaries = request.canaries.plant(private)
-    rng = Rng(seed)
-    model = build_classifier(corpus, request.model, rng=rng.fork("model"))
-    held_out = matched(corpus.split("validation"), model)
+    # Not released: the record of people lists the study.
+    options = RunOptions(device="cpu", cache=True, released=False)
+    model = model_for(request, corpus, find_device("cpu"), options)
     if request.model.frozen:
         with one_at_a_time("encode"):  # the first trial fills the cache, the others read it
-            for split in (corpus.split("train"), held_out):
-                ready(model, split, cache_folder(), request.train.precision)
-    plan = make_plan(request, model, corpus, lambda text: None)
-    secret = None if plan.protect is None else plan.secret()
-    # Not recorded: the record lists the study.
-    done = train(model, corpus, plan, secret=secret, job=Job(cache=cache_folder(), recorded=False))
-    rows = ready(model, plan.queries(held_out, secret), cache_folder(), plan.settings.precision)
-    utility, beside = _utility(model, rows, seed)
-    guarantee, event = None if done.guarantee is None else of_the_setting(done.guarantee), done.event
+            for name in ("train", "validation"):
+                ready(model, matched(corpus.split(name), model), cache_folder(), request.train.precision)
+    run = train_once(replace(request, canaries=None), corpus=corpus, model=model, options=options)
+    if run.evaluation is None:
+        raise DataError("Expected held-out rows in the data of a study, got none. Set data.validation.")
+    guarantee, event = None if run.guarantee is None else of_the_setting(run.guarantee), run.trained.event
+    steps = run.trained.counted
     details: dict[str, Any] = {
-        "evaluated_rows": len(held_out),
-        "steps": done.counted,
+        "evaluated_rows": run.evaluation.assessment.quality.rows,
+        "steps": steps,
         "trained": request.model.train,
-        **beside,
-        **_privacy(plan, done.counted),
-        "roc": _roc(model, corpus, plan, guarantee, event),
+        **_beside_utility(run.evaluation.assessment, model, seed),
+        **_privacy(run.plan, steps),
+        "roc": _roc(run, guarantee),
     }
-    updates = _updates(plan, done.counted, guarantee, event)
-    target = Target(private, request, event, plan.adjacency, guarantee, cache_folder(), canaries)
+    updates = _updates(run.plan, steps, guarantee, event)
+    target = Target(private, request, event, run.plan.adjacency, guarantee, cache_folder(), canaries)
     scene = Scene.of(private, model.eval(), origin=f"the trained {request.model.encoder}", target=target)
-    return _Trained(utility, guarantee, details, plan.protect, updates, scene)
+    return _Trained(run.utility, guarantee, details, run.plan.protect, updates, scene)
 
 
 def training_request(settings: Mapping[str, Any], corpus: Corpus, seed: int) -> RunRequest:
-    """Return the training of a trial, with defaults for what its settings leave out."""
-    model, protect = settings.get("model", {}), protection_for(settings["protection"])
-    chosen = {"train": ModelSettings.train, "head": ModelSettings.head, **as_dict(parse(ModelSettings, model, "model"))}
-    for name in {"dropout", "embeddings"} - set(model):
-        chosen.pop(name, None)
+    """Return the training of a trial: with the same defaults as `discreet train` for what its settings leave out."""
+    data, protect = parse(TextSource, settings["data"], "data"), protection_for(settings["protection"])
     return RunRequest(
-        data=parse(TextSource, settings["data"], "data"),
-        model=model_settings(chosen, protect, corpus.split("train").unit_count),
+        data=data,
+        model=choose_model(settings.get("model") or {}, protect, data, corpus),
         train=parse(TrainSettings, settings.get("training", {}), "training"),
         protect=protect,
         seed=seed,
         canaries=_canaries(settings, seed),
-        noise_seed=seed,
+        noise_seed=None if protect is None else seed,
     )
 
 
@@ -241,15 +235,21 @@ def of_the_setting(guarantee: Guarantee) -> Guarantee:
     return guarantee if proven is guarantee else replace(proven, assumptions=(*guarantee.assumptions, _SETTING))
 
 
-def _utility(model: Classifier, rows: Tokens | Vectors, seed: int) -> tuple[dict[str, float], dict[str, Any]]:
-    """Return a model's metrics; beside them their intervals, and the metrics of a constant answer."""
-    answers, truth = predict(model, rows).best, rows.targets.cpu().numpy()
-    measured = quality(model.task, answers, truth)
-    return measured.metrics, {
+def _beside_utility(assessment: Assessment, model: TextModel, seed: int) -> dict[str, Any]:
+    """Return what a report shows beside the metrics of a model: their intervals, and those of a constant answer."""
+    quality, answers, truth = assessment.quality, assessment.answers, assessment.truth
+    if answers is None or truth is None:  # a language model
+        return {
+            "baselines": {quality.main: quality.baseline},
+            "intervals": {quality.main: list(quality.interval)},
+            "constant": quality.constant,
+        }
+    intervals = utility_intervals(model.task, answers, truth, Rng(seed))
+    return {
         "baselines": constant_utility(model.task, truth),
-        "intervals": {k: list(v) for k, v in utility_intervals(model.task, answers, truth, Rng(seed)).items()},
-        "constant": measured.constant,
-        **({"by_class": by_class(answers, truth, model.label_names)} if model.classes else {}),
+        "intervals": {name: list(interval) for name, interval in intervals.items()},
+        "constant": quality.constant,
+        **({"by_class": assessment.by_class} if assessment.by_class else {}),
     }
 
 
@@ -258,7 +258,7 @@ def _updates(plan: TrainingPlan, steps: int, guarantee: Guarantee | None, event:
     if plan.protect is None or event is None:
         return Updates(steps, 1.0, NoGuaranteeDpEvent("the release was not protected"))
     rate = sampling_rate(plan.sampler, plan.units)
-    if rate is None or not isinstance(plan.protect, GradientProtection):
+    if rate is None or not plan.protect.samples_units:
         return None
     proven = guarantee is not None and guarantee.certified
     return Updates(steps, rate, event, rate * plan.units, proven)
@@ -266,10 +266,10 @@ def _updates(plan: TrainingPlan, steps: int, guarantee: Guarantee | None, event:
 
 def _privacy(plan: TrainingPlan, steps: int) -> dict[str, Any]:
     """Return the solved noise, and epsilon over the steps of training where every step costs the same."""
-    if plan.protect is None or plan.delta is None:
+    if not isinstance(plan, PrivatePlan):
         return {}
     facts: dict[str, Any] = {"protection": plan.protect.facts(), "units": plan.units}
-    if not isinstance(plan.protect, GradientProtection):
+    if not plan.protect.samples_units:
         return facts
     protect = plan.protect
     delta = plan.delta
@@ -290,22 +290,21 @@ def _privacy(plan: TrainingPlan, steps: int) -> dict[str, Any]:
     }
 
 
-def _roc(
-    model: Classifier, corpus: Corpus, plan: TrainingPlan, guarantee: Guarantee | None, event: DpEvent | None
-) -> dict[str, Any]:
+def _roc(run: TrainedRun, guarantee: Guarantee | None) -> dict[str, Any]:
     """Return how well a threshold on the loss separates training rows from held-out ones, and what is proven of that.
 
     An estimate bounds no attack: noise behind an encoder that was trained on private text does not pay for it.
     """
-    if model.task != "classification":
+    if run.model.task != "classification":
         return {}
-    members, others = (_log_likelihoods(model, corpus.split(name), plan) for name in ("train", "validation"))
+    members, others = (_log_likelihoods(run, name) for name in ("train", "validation"))
     measured = true_positive_rates(members, others, FALSE_ALARMS)
     bound: list[float] | None = None
-    if plan.adjacency is not None and event is not None and guarantee is not None:
+    event, adjacency = run.trained.event, run.plan.adjacency
+    if adjacency is not None and event is not None and guarantee is not None:
         with suppress(UnsupportedError):
             if guarantee.certified or not guarantee.exists:
-                bound = most_true_positives_at(event, FALSE_ALARMS, plan.adjacency).tolist()
+                bound = most_true_positives_at(event, FALSE_ALARMS, adjacency).tolist()
     return {
         "false_alarms": list(FALSE_ALARMS),
         "measured": [None if row is None else list(row) for row in measured],
@@ -315,9 +314,10 @@ def _roc(
     }
 
 
-def _log_likelihoods(model: Classifier, split: Corpus, plan: TrainingPlan) -> npt.NDArray[np.float64]:
-    rows = plan.queries(matched(split, model), None if plan.protect is None else plan.secret())
-    probabilities = predict(model, ready(model, rows, cache_folder(), plan.settings.precision)).values
+def _log_likelihoods(run: TrainedRun, name: str) -> npt.NDArray[np.float64]:
+    model = classifier_of(run.model, "probabilities")
+    rows = run.plan.queries(matched(run.corpus.split(name), model), run.secret)
+    probabilities = predict(model, ready(model, rows, cache_folder(), run.plan.settings.precision)).values
     labels = np.asarray(rows.labels)
     of_label = probabilities[np.arange(len(labels)), labels].astype(np.float64)
     return np.asarray(np.log(np.maximum(of_label, 1e-30)))
@@ -417,8 +417,10 @@ def _scene(tables: str, seed: int, kind: str) -> SharedScene:
     if kind == "gradient":
         values["train"] = shared.train
         values["pooler"] = None if shared.train == "pooler+head" else False
-    settings = parse(ModelSettings, values, "model")
-    built = build_classifier(corpus, settings, rng=Rng(seed).fork("model")).eval()
+    source = parse(TextSource, data, "data")
+    settings = choose_model(values, None, source, corpus)
+    task = LM if source.task == "unlabelled" else None
+    built = build_model(corpus, settings, rng=Rng(seed).fork("model"), task=task).eval()
     scene = SharedScene.of(corpus, built, split=shared.split, origin=f"a fresh {settings.encoder}")
     assert isinstance(scene, SharedScene)
     return scene

@@ -19,9 +19,9 @@ from discreet.core.errors import LedgerError, invalid, setting
 from discreet.core.guarantee import CHOICE, FLOATING_POINT, HELD_OUT, Adjacency, Caveat, Guarantee
 from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
-from discreet.protections.base import GradientProtection, Live, Once, TextProtection
+from discreet.protections.base import Live, Once, TextProtection
 from discreet.runs.people import FIXED_SEED, TRAINING, About, Entry, Marks, People, Spent
-from discreet.training.plan import TrainingPlan, check_hides_absence
+from discreet.training.plan import PrivatePlan, check_hides_absence
 
 if TYPE_CHECKING:
     from dp_accounting.dp_event import DpEvent
@@ -45,13 +45,13 @@ RELEASED = (
 )
 
 
-def of_gradients(plan: TrainingPlan) -> tuple[str, ...]:
+def of_gradients(plan: PrivatePlan) -> tuple[str, ...]:
     """Return the assumptions of a training run that protects gradients."""
     names = "" if Caveat.PRIVATE_CLASSES in plan.caveats else "the names of the labels, "
     return (public_facts(plan, f"{names}the settings and the encoder's first weights"), HELD_OUT, CHOICE, *SUMS)
 
 
-def public_facts(plan: TrainingPlan, others: str) -> str:
+def public_facts(plan: PrivatePlan, others: str) -> str:
     """Return the assumption that the number of units, or the population, and other facts are public."""
     if plan.population is None:
         return f"the number of units, {others} are public"
@@ -68,7 +68,7 @@ class Account:
     the run was going on. `limit` enforces the budget of the run if the ledger does not.
     """
 
-    plan: TrainingPlan
+    plan: PrivatePlan
     ledger: Ledger
     secret: Rng
     assumptions: tuple[str, ...] = RELEASED
@@ -80,7 +80,6 @@ class Account:
 
     def __post_init__(self) -> None:
         """Open a ledger in memory for the budget, if the ledger does not enforce it."""
-        assert self.plan.delta is not None
         self.delta = self.plan.delta
         self.limit = self.plan.limit_beside(self.ledger)
         statement = self.ledger.statement
@@ -168,7 +167,7 @@ class Account:
         return f"{self.run} {name}".strip()
 
 
-def ledger_for(plan: TrainingPlan, ledger: Ledger | str | os.PathLike[str] | None) -> Ledger:
+def ledger_for(plan: PrivatePlan, ledger: Ledger | str | os.PathLike[str] | None) -> Ledger:
     """Return the open ledger of a run: the one given, or that at a path, or one in memory; reject an unsuitable one.
 
     The caller closes one that is opened here.
@@ -183,7 +182,7 @@ def ledger_for(plan: TrainingPlan, ledger: Ledger | str | os.PathLike[str] | Non
     return opened
 
 
-def check_ledger(plan: TrainingPlan, ledger: Ledger) -> None:
+def check_ledger(plan: PrivatePlan, ledger: Ledger) -> None:
     """Reject a ledger of another unit, or of an adjacency that the plan does not satisfy.
 
     Under add/remove, the absence of a unit must be hidden. It would be visible if rate, divisor, delta or steps were
@@ -195,7 +194,7 @@ def check_ledger(plan: TrainingPlan, ledger: Ledger) -> None:
         raise invalid("unit", statement.unit, f"{plan.unit!r} in the ledger", remedy)
     if statement.adjacency is not Adjacency.ADD_REMOVE:
         return
-    if not isinstance(plan.protect, GradientProtection):
+    if not plan.protect.samples_units:
         remedy = "Each text or vector is visible, and so is its absence; open the ledger as the plan does."
         raise invalid("adjacency", statement.adjacency.value, f"{plan.adjacency!s} in the ledger", remedy)
     check_hides_absence(plan.sampler)
@@ -208,7 +207,7 @@ def check_ledger(plan: TrainingPlan, ledger: Ledger) -> None:
 
 
 def entry_of(
-    plan: TrainingPlan,
+    plan: PrivatePlan,
     who: Corpus | Marks,
     ledger: Ledger,
     *,
@@ -222,10 +221,9 @@ def entry_of(
 
     `planned` are its spends, by default those of its steps.
     """
-    assert plan.protect is not None and plan.delta is not None
     if planned is None:
         planned = {}
-        if isinstance(plan.protect, GradientProtection):
+        if plan.protect.step_kind == "sum":
             events = {event_to_json(plan.step_cost(step)[0]) for step in (0, plan.steps - 1)}
             if len(events) == 1:  # otherwise every cycle has a cost of its own
                 planned = {events.pop(): plan.sampler.spends(plan.steps, plan.units)}
@@ -234,7 +232,7 @@ def entry_of(
 
 
 def attach(
-    plan: TrainingPlan,
+    plan: PrivatePlan,
     who: Corpus | Marks,
     ledger: Ledger,
     *,

@@ -139,7 +139,20 @@ def evaluate(
     query: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> dict[str, float]:
     """Return the utility metrics of a model on a corpus by name."""
-    return assess(model, corpus, precision, query).metrics
+    return assess(model, corpus, precision, query).quality.metrics
+
+
+@dataclass(frozen=True)
+class Assessment:
+    """How good the answers of a model are: its utility, also by class, and the answers with the truth.
+
+    A language model has no answers.
+    """
+
+    quality: Quality
+    by_class: list[dict[str, Any]]
+    answers: npt.NDArray[Any] | None = None
+    truth: npt.NDArray[Any] | None = None
 
 
 def assess(
@@ -147,27 +160,17 @@ def assess(
     corpus: Corpus | Tokens | Vectors,
     precision: str = "auto",
     query: Callable[[torch.Tensor], torch.Tensor] | None = None,
-) -> Quality:
-    """Return the utility of a model on a corpus, with its interval and the baseline of a constant prediction."""
-    return assess_classes(model, corpus, precision, query)[0]
-
-
-def assess_classes(
-    model: TextModel,
-    corpus: Corpus | Tokens | Vectors,
-    precision: str = "auto",
-    query: Callable[[torch.Tensor], torch.Tensor] | None = None,
-) -> tuple[Quality, list[dict[str, Any]]]:
-    """Return the utility of a model on a corpus, and that of each class; empty for a model without classes."""
+) -> Assessment:
+    """Return the utility of a model on a corpus, with its interval, the baseline of a constant answer, and by class."""
     if isinstance(corpus, Corpus):
         corpus = tokens_for(model, matched(corpus, model))
     if isinstance(model, LanguageModel):
         assert isinstance(corpus, Tokens)
-        return perplexity(model, corpus, precision), []
-    predictions = predict(classifier_of(model, "predictions"), corpus, precision, query)
+        return Assessment(perplexity(model, corpus, precision), [])
+    answers = predict(classifier_of(model, "predictions"), corpus, precision, query).best
     truth = corpus.targets.cpu().numpy()
-    classes = by_class(predictions.best, truth, model.label_names) if model.task == "classification" else []
-    return quality(model.task, predictions.best, truth), classes
+    classes = by_class(answers, truth, model.label_names) if model.task == "classification" else []
+    return Assessment(quality(model.task, answers, truth), classes, answers, truth)
 
 
 def perplexity(model: LanguageModel, tokens: Tokens, precision: str = "auto") -> Quality:

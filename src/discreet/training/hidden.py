@@ -18,7 +18,7 @@ from discreet.protections.base import Live, RepresentationProtection, Rows
 from discreet.releases.hidden import check_units, draw_hidden, hidden_batch, hidden_losses, public_rows
 from discreet.runs.checkpoint import identity
 from discreet.training.account import Account
-from discreet.training.plan import TrainingPlan
+from discreet.training.plan import PrivatePlan
 from discreet.training.steps import GraphedStep, Parts, PlainStep, Step
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class HiddenStep(Step):
     protect: RepresentationProtection
     rows: Tokens | Vectors
     public: Tokens | Vectors | None
-    plan: TrainingPlan
+    plan: PrivatePlan
     live: Live
     account: Account
     source: Rng
@@ -46,7 +46,7 @@ class HiddenStep(Step):
     @classmethod
     def of(cls, parts: Parts, ledger: Ledger, secret: Rng) -> HiddenStep:
         """Return the step of a training run whose vectors are protected at every step."""
-        rows, plan, corpus = parts.rows, parts.plan, parts.corpus
+        rows, plan, corpus = parts.rows, parts.private, parts.corpus
         protect = plan.protect
         assert isinstance(protect, RepresentationProtection)
         model = classifier_of(parts.model, protect.name)

@@ -1,4 +1,4 @@
-"""The training loop: take steps, report progress, write checkpoints; and the optimizers."""
+"""The training loop: take steps, report progress, write checkpoints."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
-from discreet.core.errors import BudgetError, DataError, UnsupportedError, setting
+from discreet.core.errors import BudgetError, DataError
 from discreet.core.files import load_tensors, save_tensors
 from discreet.core.guarantee import Caveat, Guarantee
 from discreet.core.randomness import Rng, digest, weights_digest
@@ -21,34 +19,24 @@ from discreet.data.batches import Tokens, Vectors
 from discreet.data.corpus import Corpus
 from discreet.data.overlap import check_held_out
 from discreet.metrics.utility import MAIN, is_better
-from discreet.models.base import HEAD_NAMES, LM, TextModel
-from discreet.models.classifier import Classifier, classifier_of
+from discreet.models.base import LM, TextModel
+from discreet.models.classifier import Classifier
 from discreet.models.encode import ready
 from discreet.models.lora import is_adapter
 from discreet.models.model_settings import SEPARATE
 from discreet.models.task import matched_split
-from discreet.protections.base import GradientProtection, RepresentationProtection, TextProtection
 from discreet.runs import checkpoint
-from discreet.runs.checkpoint import Progress, blend, copy_weights, identity, restore_weights, trained
-from discreet.runs.folder import secret_of
-from discreet.runs.people import Entry, NotRecorded, Spent, detach, place_of
-from discreet.runs.settings import TrainSettings
-from discreet.training.account import attach, ledger_for
+from discreet.runs.checkpoint import Progress, blend, copy_weights, restore_weights
 from discreet.training.evaluate import evaluate
-from discreet.training.hidden import HiddenStep
+from discreet.training.job import ENCODER, Job, open_job
+from discreet.training.optimizers import set_rate
 from discreet.training.plan import TrainingPlan
-from discreet.training.private import PrivateStep
-from discreet.training.steps import Meter, OpenStep, Parts, Report, Step, StepCanaries, encoding_watch
-from discreet.training.stored import StoredStep, rewrite_once
+from discreet.training.steps import Meter, Report, Step
 
 if TYPE_CHECKING:
     from dp_accounting.dp_event import DpEvent
 
     from discreet.accounting.ledger import Ledger
-
-
-ENCODER = "encoder"  # the submodule that a frozen model never changes
-PUBLIC_ROWS = 60_000  # public text of fewer rows is read more than once, at most three times
 
 
 @dataclass(frozen=True)
@@ -77,26 +65,6 @@ class Trained:
         return self.steps + self.untaken
 
 
-@dataclass(frozen=True)
-class Job:
-    """Folders and callbacks of a training run.
-
-    A checkpoint is written to `workspace` every `checkpoint_seconds` and at a stop. Outputs of a frozen encoder are
-    stored in `cache` for other training runs. `encoded` are those of the train split, if they were computed before.
-    `canaries` take part in every private step, for an audit. A training that is not `recorded` is not in this machine's
-    record of the people whose rows it reads: its model is not released, or the caller counts it.
-    """
-
-    workspace: Path | None = None
-    cache: Path | None = None
-    checkpoint_seconds: float = 30.0
-    watch: Callable[[Report], None] | None = None
-    should_stop: Callable[[], bool] = lambda: False
-    encoded: Tokens | Vectors | None = None
-    canaries: StepCanaries | None = None
-    recorded: bool = True
-
-
 def train(
     model: TextModel,
     corpus: Corpus,
@@ -120,52 +88,30 @@ def train(
     Guarantee: that of the protection over all steps, for the units of the train split, in the result; none without one.
     """
     plan, job = plan or TrainingPlan.make(model, corpus), job or Job()
-    split, settings, protect, rng = matched_split(corpus, model, "train"), plan.settings, plan.protect, plan.rng
+    split, settings, protect = matched_split(corpus, model, "train"), plan.settings, plan.protect
     plan.check(split)
     starts = plan.public is not None and protect is not None and protect.starts_from_public
     if starts and not start_from_public(model, plan, job):
         return Trained(False, 0, 0.0, 0, ())
-    # A frozen encoder is left out, because its outputs are hashed with the rows.
-    start = weights_digest(model, leave_out=ENCODER if model.settings.frozen else None)
-    with ExitStack() as opened:
-        if protect is not None:
-            secret = secret or plan.secret(job.workspace)
-            ledger = ready_ledger(plan, ledger, secret, job.workspace, opened, split, recorded=job.recorded)
-        held_out = matched_split(corpus, model, "validation") if settings.patience is not None else None
-        if protect is not None and held_out is not None:
-            check_held_out(split, held_out)
-        if isinstance(protect, TextProtection):
-            assert secret is not None and ledger is not None
-            split = rewrite_once(split, plan, ledger, secret)
-            held_out = None if held_out is None else plan.queries(held_out, secret)
-        elif isinstance(protect, RepresentationProtection):
-            assert secret is not None
-            protect.fit(classifier_of(model, protect.name), rng.fork("fit"))
-            protect.begin(classifier_of(model, protect.name), secret)
-        rows: Tokens | Vectors | None = job.encoded
-        if rows is None or isinstance(protect, TextProtection):
-            rows = ready(model, split, job.cache, settings.precision, encoding_watch(job.watch))
-        validation = None if held_out is None else ready(model, held_out, job.cache, settings.precision)
-        parts = Parts(model, optimizer_for(model, settings), plan, rows, split, start, job.canaries)
-        step: Step = OpenStep.of(parts)
-        if secret is not None and ledger is not None:
-            step = _protected_step(parts, ledger, secret)
+    held_out = matched_split(corpus, model, "validation") if settings.patience is not None else None
+    if protect is not None and held_out is not None:
+        check_held_out(split, held_out)
+    with open_job(model, split, plan, job, ledger=ledger, secret=secret) as ready_job, ExitStack() as opened:
+        validation = None
+        if held_out is not None:
+            validation = ready(model, plan.queries(held_out, ready_job.secret), job.cache, settings.precision)
         opened.callback(torch.set_num_threads, torch.get_num_threads())  # a resume changes the number of threads
         opened.enter_context(torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []))
-        name = identity(model, step.rows, settings, step.describe(), rng, start)
-        if step.account is not None:
-            step.account.run = checkpoint.spend_name(name, step.account.secret, step.account.ledger)
-        state = _untrained_state(model)
-        result = _Run(model, parts.optimizer, step, validation, plan, job, name).train()
+        step, state = ready_job.step, _untrained_state(model)
+        result = _Run(model, ready_job.optimizer, step, validation, plan, job, ready_job.identity).train()
         if step.account is not None and result.guarantee is not None and _untrained_state(model) != state:
             step.account.caveats.add(Caveat.UNPROTECTED_STATE)
             step.account.state()
             result = replace(result, guarantee=result.guarantee.with_caveats({Caveat.UNPROTECTED_STATE}))
-        if ledger is None:
+        if ready_job.ledger is None:
             return result
-        if isinstance(ledger.also, Entry):
-            ledger.also.ended = result.finished
-        return replace(result, event=ledger.event)
+        ready_job.ended = result.finished
+        return replace(result, event=ready_job.ledger.event)
 
 
 def _untrained_state(model: TextModel) -> str:
@@ -179,38 +125,6 @@ def _untrained_state(model: TextModel) -> str:
         weights = {key: p for key, p in part.named_parameters() if not p.requires_grad}
         fixed |= {f"{name}.{key}": value.detach() for key, value in {**weights, **dict(part.named_buffers())}.items()}
     return digest(fixed)
-
-
-def ready_ledger(
-    plan: TrainingPlan,
-    ledger: Ledger | None,
-    secret: Rng,
-    workspace: Path | None,
-    opened: ExitStack,
-    split: Corpus,
-    command: str = "discreet.train",
-    planned: Spent | None = None,
-    recorded: bool = True,
-) -> Ledger:
-    """Return the ledger of a plan after checking it; without one, open that of the workspace until `opened` ends.
-
-    What it spends until then is in the record of the people of the split too, unless it is not `recorded` or the caller
-    counts it already.
-    """
-    if ledger is None:
-        ledger = opened.enter_context(ledger_for(plan, workspace and workspace / checkpoint.LEDGER))
-    else:
-        ledger_for(plan, ledger)
-    if not recorded:
-        NotRecorded.on(ledger)
-    out = place_of(ledger, workspace)
-    entry = attach(plan, split, ledger, out=out, secret=secret.is_secret, command=command, planned=planned)
-    if entry is not None:
-        opened.callback(detach, entry, ledger)
-    if workspace is not None and not secret.is_secret:
-        # A resumed run must find its spends by their names.
-        ledger.key = secret_of(workspace).fork("names").bytes(32)
-    return ledger
 
 
 def start_from_public(model: TextModel, plan: TrainingPlan, job: Job) -> bool:
@@ -228,9 +142,7 @@ def start_from_public(model: TextModel, plan: TrainingPlan, job: Job) -> bool:
     if job.workspace is not None:
         stored, folder = job.workspace / checkpoint.PUBLIC_START, job.workspace / checkpoint.PUBLIC
     with _trained_whole(model):
-        epochs = None if model.settings.frozen else min(3.0, max(1.0, PUBLIC_ROWS / len(public)))
-        settings = TrainSettings(epochs=epochs, batch_size=64, precision=plan.settings.precision)
-        first = TrainingPlan.make(model, public, train=settings, seed=plan.seed)
+        first = plan.on_public(model, public)
         name = digest(model, model.settings, first.settings, first.seed, public)
         if stored is not None and stored.exists():
             weights, about = load_tensors(stored)
@@ -290,16 +202,6 @@ def _trained_whole(model: TextModel) -> Iterator[None]:
         model.settings = settings
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(marks[name])
-
-
-def _protected_step(parts: Parts, ledger: Ledger, secret: Rng) -> Step:
-    """Return the step of a protected training run, for the place of its protection."""
-    protect = parts.plan.protect
-    if isinstance(protect, GradientProtection):
-        return PrivateStep.of(parts, ledger, secret)
-    if isinstance(protect, RepresentationProtection) and not protect.stored:
-        return HiddenStep.of(parts, ledger, secret)
-    return StoredStep.of(parts, ledger, secret)
 
 
 @dataclass
@@ -394,44 +296,3 @@ class _Run:
         if at.best is None or is_better(MAIN[self.model.task], score, at.best):
             return replace(at, best=score, stale=0, best_weights=copy_weights(self.model))
         return replace(at, stale=at.stale + 1)
-
-
-def optimizer_for(model: nn.Module, settings: TrainSettings) -> torch.optim.Optimizer:
-    """Return the optimizer of the settings, over the trainable weights."""
-    weights = trained(model)
-    if not weights:
-        raise UnsupportedError(
-            "Expected a model with at least one trainable parameter, got none. Set requires_grad of the head, or build "
-            f"the model with {setting('train', 'head')}."
-        )
-    device = next(iter(weights.values())).device
-    parts = groups(model, settings.weight_decay or 0.0, settings.head_rate or 1.0)
-    for part in parts:
-        # A learning rate on the device can change between replays of a captured step.
-        part["lr"] = torch.tensor(1.0, device=device) if device.type == "cuda" else 1.0
-    if settings.optimizer == "sgd":
-        return torch.optim.SGD(parts, momentum=settings.momentum, fused=True)
-    return torch.optim.AdamW(parts, betas=(settings.momentum, 0.999), fused=True, capturable=device.type == "cuda")
-
-
-def groups(model: nn.Module, weight_decay: float, head_rate: float = 1.0) -> list[dict[str, Any]]:
-    """Return the trainable weights in groups: matrices decay, biases and norms do not; `head_rate` scales the head."""
-    parts: list[dict[str, Any]] = []
-    for is_head in (False, True) if head_rate != 1 else (None,):
-        named = trained(model).items()
-        parameters = [p for name, p in named if is_head is None or is_head is name.startswith(HEAD_NAMES)]
-        pace = head_rate if is_head else 1.0
-        parts += [
-            {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": weight_decay, "pace": pace},
-            {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0, "pace": pace},
-        ]
-    return parts
-
-
-def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Set the learning rate of the next step."""
-    for group in optimizer.param_groups:
-        if isinstance(group["lr"], torch.Tensor):
-            group["lr"].fill_(rate * group["pace"])
-        else:
-            group["lr"] = rate * group["pace"]

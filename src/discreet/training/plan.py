@@ -7,7 +7,7 @@ here. A plan is a printable value: it never holds a secret or an open ledger.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from discreet.accounting.ledger import Budget, Ledger
 from discreet.core.errors import (
     DataError,
+    UnsupportedError,
     invalid,
     open_probability,
     positive,
@@ -41,6 +42,7 @@ from discreet.protections.base import (
     check_protection,
     defaults_of,
     most_rows,
+    plain_defaults,
 )
 from discreet.protections.dp_sgd import DPSGD
 from discreet.runs.settings import TrainSettings
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
+PUBLIC_ROWS = 60_000  # public text of fewer rows is read more than once, at most three times
 _RATE_OF_HEAD = 20.0  # learning rate of the steps of the head alone, as a multiple of that of all layers
 
 
@@ -129,7 +132,7 @@ class TrainingPlan:
         if protect is None:
             chosen = sampler or Shuffled(min(settings.size, len(split)))
             steps = max(1, round(settings.passes * chosen.steps_per_epoch(len(split))))
-            return cls(
+            return TrainingPlan(
                 settings,
                 None,
                 chosen,
@@ -140,28 +143,28 @@ class TrainingPlan:
                 seed=seed,
                 max_per_unit=max_per_unit,
             )
+        assert adjacency is not None
         if settings.accumulate > 1:
             remedy = f"A protected batch is divided automatically; leave {setting('accumulate')} out."
             raise invalid("accumulate", settings.accumulate, f"1 with {protect.name}", remedy)
         delta = protect.delta if delta is None else delta
         delta = delta_for(units) if delta is None else open_probability("delta", delta)
-        if isinstance(protect, RepresentationProtection):
+        if protect.needs_classifier:
             classifier_of(model, protect.name)
         conditions = _conditions(model, split, settings, units, delta, public, max_per_unit)
-        if isinstance(protect, GradientProtection):
+        if protect.samples_units:
             if protect.public is not None and public is None:
                 raise DataError(f"Expected the public text {protect.public!r} that training starts from. Pass public=.")
             given = sampler or protect.sampler_for(conditions.batch_size, units)
             steps = max(1, round(settings.passes * given.steps_per_epoch(units)))
             conditions = replace(conditions, sampler=given, steps=steps)
         resolved = protect.resolve(conditions)
-        if isinstance(resolved, RepresentationProtection):
-            resolved.check(min(settings.size, len(split)), len(split))
+        resolved.check(min(settings.size, len(split)), len(split))
         chosen = sampler or resolved.sampler_for(settings.size, units, len(split))
         _check_sampler(chosen, resolved, settings, units, len(split), population)
-        sampled_from = units if isinstance(resolved, GradientProtection) else len(split)
+        sampled_from = units if resolved.samples_units else len(split)
         steps = max(1, round(settings.passes * chosen.steps_per_epoch(sampled_from)))
-        return cls(
+        return PrivatePlan(
             settings,
             resolved,
             chosen,
@@ -194,7 +197,7 @@ class TrainingPlan:
         steps: int | None = None,
         epochs: float | None = None,
         unit: str = "unit",
-    ) -> TrainingPlan:
+    ) -> PrivatePlan:
         """Return the plan of a training run in the user's own loop, of any module whose gradients are protected.
 
         Set `units`, the number of units, which is then public (zero-out), or `population`, a public number chosen in
@@ -228,7 +231,7 @@ class TrainingPlan:
         whole("steps", steps)
         delta = delta_for(count) if protect.delta is None else protect.delta
         conditions = Conditions(model, count, count, batch_size, steps, steps / per_epoch, delta, sampler=sampler)
-        return cls(
+        return PrivatePlan(
             TrainSettings(epochs=steps / per_epoch, batch_size=batch_size),
             protect.resolve(conditions),
             sampler,
@@ -242,6 +245,41 @@ class TrainingPlan:
             population,
             notice=protect.notice(conditions, unit),
         )
+
+    @classmethod
+    def for_client(
+        cls,
+        model: TextModel,
+        corpus: Corpus,
+        *,
+        protect: Protection | None,
+        train: TrainSettings,
+        steps: int,
+        batch_size: int,
+        seed: int,
+        noise_seed: int | None = None,
+    ) -> TrainingPlan:
+        """Return the plan of a federated client, for the number of steps and the batch size that the server sets.
+
+        Guarantee: as for `make`.
+        """
+        split = matched_split(corpus, model, "train")
+        count = split.unit_count if protect is not None and protect.samples_units else len(split)
+        size = min(batch_size, count)
+        # `make` takes epochs; this number of them gives exactly the steps of the server.
+        train = replace(train, batch_size=size, epochs=steps / -(-count // size), head_share=0.0)
+        if protect is None:  # as at the server, which knows neither pairs nor how few a client has
+            train = train.completed(plain_defaults(model.settings.train, count, model.width))
+        plan = cls.make(model, corpus, protect=protect, train=train, seed=seed, noise_seed=noise_seed)
+        if plan.steps != steps:
+            raise UnsupportedError(f"Expected a plan of {steps} steps, got {plan.steps}. Use fewer epochs.")
+        return plan
+
+    def on_public(self, model: TextModel, public: Corpus) -> TrainingPlan:
+        """Return the plan of the training on public text, without noise, that comes before this one."""
+        epochs = None if model.settings.frozen else min(3.0, max(1.0, PUBLIC_ROWS / len(public)))
+        settings = TrainSettings(epochs=epochs, batch_size=64, precision=self.settings.precision)
+        return self.make(model, public, train=settings, seed=self.seed)
 
     def check(self, split: Corpus) -> None:
         """Reject a corpus that the plan was not made for."""
@@ -303,9 +341,40 @@ class TrainingPlan:
 
         return secret_of(workspace)
 
+    def queries(self, held_out: Corpus, secret: Rng | None) -> Corpus:
+        """Return held-out text, rewritten if the protection rewrites queries too."""
+        if self.protect is None or secret is None:
+            return held_out
+        return self.protect.held_out(held_out, secret.fork("held out"))
+
+
+@dataclass(frozen=True)
+class PrivatePlan(TrainingPlan):
+    """Everything one protected training run needs and costs: a plan whose protection, delta and adjacency are known.
+
+    Guarantee: the training spends at most `budget` for each unit, if there is one.
+    """
+
+    protect: Protection
+    delta: float = field()
+    adjacency: Adjacency = field()
+
+    @classmethod
+    def candidates(
+        cls, model: TextModel, corpus: Corpus, choices: Sequence[tuple[TrainSettings, Protection]], **planned: Any
+    ) -> list[PrivatePlan]:
+        """Return the plans of trainings that differ in their settings; the other arguments are those of `make`."""
+        made = [cls.make(model, corpus, protect=protect, train=train, **planned) for train, protect in choices]
+        return [plan for plan in made if isinstance(plan, PrivatePlan)]
+
+    @property
+    def gradients(self) -> GradientProtection:
+        """The protection, of a plan that protects sums of gradients."""
+        assert isinstance(self.protect, GradientProtection)
+        return self.protect
+
     def open_ledger(self, path: Path | None = None) -> Ledger:
         """Open the ledger of the training, at a path or in memory, with its budget."""
-        assert self.adjacency is not None
         return Ledger.open(path, unit=self.unit, adjacency=self.adjacency, budget=self.budget)
 
     def limit_beside(self, ledger: Ledger) -> Ledger | None:
@@ -319,13 +388,11 @@ class TrainingPlan:
 
         Steps that share a name are counted once: the batches of a shuffled epoch together use every unit once.
         """
-        assert isinstance(self.protect, GradientProtection)
-        return self.protect.step_cost(self.sampler, step, self.units)
+        return self.gradients.step_cost(self.sampler, step, self.units)
 
     def training_cost(self, steps: int | None = None) -> DpEvent:
         """Return the event of so many steps that protect gradients, by default of all steps."""
-        assert isinstance(self.protect, GradientProtection)
-        return self.protect.training_cost(self.sampler, self.steps if steps is None else steps, self.units)
+        return self.gradients.training_cost(self.sampler, self.steps if steps is None else steps, self.units)
 
     def spends(self, model: TextModel, split: Corpus, ledger: Ledger) -> dict[str, int]:
         """Return the most spends of each event in a training run; empty if only the release determines its cost.
@@ -355,12 +422,6 @@ class TrainingPlan:
         if ledger.budget is not None:
             spends = min(spends, ledger.statement.spends + ledger.remaining(event))
         return {event_to_json(event): spends}
-
-    def queries(self, held_out: Corpus, secret: Rng | None) -> Corpus:
-        """Return held-out text, rewritten if the protection rewrites queries too."""
-        if not isinstance(self.protect, TextProtection) or not self.protect.rewrites_queries or secret is None:
-            return held_out
-        return self.protect.rewrite(held_out, secret.fork("held out"))
 
 
 def model_settings(
@@ -472,7 +533,7 @@ def _with_head_share(
     if not settings.head_share:
         return settings
     starts = isinstance(model, Classifier) and not model.settings.frozen and model.settings.encoder != BILSTM
-    if starts and isinstance(protect, GradientProtection) and protect.trains_parts:
+    if starts and protect is not None and protect.trains_parts:
         return settings
     if chosen is None or not chosen.head_share:
         return replace(settings, head_share=0.0)
@@ -484,12 +545,7 @@ def _check_sampler(
     sampler: Sampler, protect: Protection, settings: TrainSettings, units: int, rows: int, population: int | None
 ) -> None:
     """Reject a sampler that is not the one accounted for, or that would reveal the absence of a unit."""
-    if isinstance(protect, RepresentationProtection) and protect.priced and not protect.stored:
-        counted = protect.sampler_for(settings.size, units, rows)
-        if sampler != counted:
-            raise invalid("sampler", sampler, f"{counted}, as counted", "Leave it out.")
-    if isinstance(protect, GradientProtection):
-        protect.check_sampler(sampler)
+    protect.check_sampler(sampler, protect.sampler_for(settings.size, units, rows))
     if population is not None:
         check_hides_absence(sampler)
 

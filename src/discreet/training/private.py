@@ -30,7 +30,7 @@ from discreet.protections.base import GradientProtection
 from discreet.training.account import Account, of_gradients
 from discreet.training.engine import Engine
 from discreet.training.parts import PrivateParts
-from discreet.training.plan import TrainingPlan
+from discreet.training.plan import PrivatePlan
 from discreet.training.steps import Parts, Step, StepCanaries, Taken
 
 Rows = npt.NDArray[np.int64]
@@ -61,7 +61,7 @@ class PrivateStep(Step):
     protect: GradientProtection
     rows: Tokens | Vectors
     units: Grouped
-    plan: TrainingPlan
+    plan: PrivatePlan
     account: Account
     canaries: StepCanaries | None = None
     zeroed: npt.NDArray[np.bool_] | None = None  # units that are empty records, for an audit
@@ -81,11 +81,10 @@ class PrivateStep(Step):
     @classmethod
     def of(cls, parts: Parts, ledger: Ledger, secret: Rng) -> PrivateStep:
         """Return the step of a training run that protects gradients; a model that mixes rows is rejected."""
-        plan = parts.plan
-        assert isinstance(plan.protect, GradientProtection)
+        plan = parts.private
         units = Grouped.of(unit_numbers(parts.corpus))
         account = Account(plan, ledger, secret, of_gradients(plan))
-        step = cls(parts.model, parts.optimizer, plan.protect, parts.rows, units, plan, account)
+        step = cls(parts.model, parts.optimizer, plan.gradients, parts.rows, units, plan, account)
         step.canaries, step.corpus = parts.canaries, parts.corpus if plan.head_steps else None
         if parts.canaries is not None and parts.canaries.zeroed:
             step.zeroed = np.zeros(len(units), dtype=bool)

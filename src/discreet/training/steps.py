@@ -27,7 +27,7 @@ from discreet.data.corpus import Corpus
 from discreet.models.base import TextModel
 from discreet.training.account import Account
 from discreet.training.capture import Capture, cuda_graphs, fill, side_stream
-from discreet.training.plan import TrainingPlan
+from discreet.training.plan import PrivatePlan, TrainingPlan
 
 
 @dataclass(frozen=True)
@@ -159,6 +159,12 @@ class Parts:
     corpus: Corpus
     start: str = ""
     canaries: StepCanaries | None = None
+
+    @property
+    def private(self) -> PrivatePlan:
+        """The plan, of a protected training."""
+        assert isinstance(self.plan, PrivatePlan)
+        return self.plan
 
 
 @dataclass

@@ -18,7 +18,7 @@ from discreet.models.closed_form import fit_classes, fit_score
 from discreet.protections.base import Once, RepresentationProtection, TextProtection
 from discreet.runs.checkpoint import identity, spend_name
 from discreet.training.account import Account
-from discreet.training.plan import TrainingPlan
+from discreet.training.plan import PrivatePlan
 from discreet.training.steps import OpenStep, Parts
 
 
@@ -29,7 +29,7 @@ def release_once(rows: Vectors, once: Once, account: Account) -> Vectors:
     return Vectors(vectors, targets, rows.truncated, rows.steady)
 
 
-def rewrite_once(corpus: Corpus, plan: TrainingPlan, ledger: Ledger, secret: Rng) -> Corpus:
+def rewrite_once(corpus: Corpus, plan: PrivatePlan, ledger: Ledger, secret: Rng) -> Corpus:
     """Return the rewritten corpus; the cost is written to the ledger before any randomness is used.
 
     The name of the spend is a hash of everything that determines the result: texts, units, settings and secret.
@@ -81,7 +81,7 @@ class StoredStep(OpenStep):
     @classmethod
     def of(cls, parts: Parts, ledger: Ledger, secret: Rng) -> StoredStep:  # type: ignore[override]
         """Return the step of a training run on rewritten texts, or on vectors that are released now and stored."""
-        model, rows, plan = parts.model, parts.rows, parts.plan
+        model, rows, plan = parts.model, parts.rows, parts.private
         protect, solved = plan.protect, False
         if isinstance(protect, TextProtection):
             account = Account(plan, ledger, secret, release=protect)

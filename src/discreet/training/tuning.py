@@ -46,8 +46,9 @@ from discreet.runs.folder import BEST, SEARCH, TRIAL
 from discreet.runs.people import Entry
 from discreet.runs.settings import TrainSettings
 from discreet.training.account import Account, of_gradients
-from discreet.training.loop import Job, ready_ledger, train
-from discreet.training.plan import TrainingPlan
+from discreet.training.job import Job, ready_ledger, ready_secret
+from discreet.training.loop import train
+from discreet.training.plan import PrivatePlan
 from discreet.training.score import NAMES, private_score, row_scores
 from discreet.training.steps import encoding_watch
 
@@ -103,7 +104,7 @@ class SearchPlan:
     """
 
     candidates: tuple[Mapping[str, Any], ...]
-    plans: tuple[TrainingPlan, ...]
+    plans: tuple[PrivatePlan, ...]
     shares: tuple[float, ...]
     trials: float
     event: DpEvent
@@ -142,26 +143,23 @@ class SearchPlan:
             raise invalid("patience", train.patience, "left out of a private search", remedy)
         candidates = candidates_of(grid)
         mean = float(min(len(candidates), _MOST_BY_DEFAULT)) if trials is None else trials
-        plans = []
+        choices = []
         for candidate in ({}, *candidates):
             chosen = {name: value for name, value in candidate.items() if name in OF_TRAINING}
             own = {name: value for name, value in candidate.items() if name in OF_PROTECTION}
-            settings = {**vars(total), "epsilon": None, "noise_multiplier": 1.0, **own}
-            plans.append(
-                TrainingPlan.make(
-                    model,
-                    corpus,
-                    protect=parse(DPSGD, settings, "try"),
-                    train=parse(TrainSettings, {**vars(train or TrainSettings()), **chosen}, "try"),
-                    population=population,
-                    seed=seed,
-                    noise_seed=noise_seed,
-                    max_per_unit=max_per_unit,
-                )
-            )
-        first, plans = plans[0], plans[1:]
+            settings = parse(TrainSettings, {**vars(train or TrainSettings()), **chosen}, "try")
+            table = {**vars(total), "epsilon": None, "noise_multiplier": 1.0, **own}
+            choices.append((settings, parse(DPSGD, table, "try")))
+        first, *plans = PrivatePlan.candidates(
+            model,
+            corpus,
+            choices,
+            population=population,
+            seed=seed,
+            noise_seed=noise_seed,
+            max_per_unit=max_per_unit,
+        )
         usual = [(plan.settings, plan.protect) == (first.settings, first.protect) for plan in plans]
-        assert first.delta is not None and first.adjacency is not None
         kinds = list(dict.fromkeys(map(_kind, plans)))
         search = search_noise(
             [_training(plans[[_kind(plan) for plan in plans].index(kind)]) for kind in kinds],
@@ -185,7 +183,7 @@ class SearchPlan:
         )
 
     @property
-    def whole(self) -> TrainingPlan:
+    def whole(self) -> PrivatePlan:
         """The plan of a trial, with the budget of the whole search."""
         return replace(self.plans[0], budget=self.budget)
 
@@ -214,7 +212,7 @@ class Tuned:
     finished: bool
     winner: int = 0
     score: float = math.nan
-    plan: TrainingPlan | None = None
+    plan: PrivatePlan | None = None
     guarantee: Guarantee | None = None
     truncated: int = 0
 
@@ -241,7 +239,7 @@ def tune(
     split = matched_split(corpus, model, "train")
     plan.check(split)
     with ExitStack() as opened:
-        secret = secret or plan.secret(job.workspace)
+        secret = ready_secret(plan, secret, job.workspace)
         planned = {event_to_json(search.event): 1}
         ledger = ready_ledger(plan, ledger, secret, job.workspace, opened, split, "discreet.tune", planned)
         rows = job.encoded
@@ -429,16 +427,16 @@ def _checked(protect: Protection) -> DPSGD:
     return protect
 
 
-def _kind(plan: TrainingPlan) -> tuple[float, int]:
+def _kind(plan: PrivatePlan) -> tuple[float, int]:
     """Return what the cost of a trial depends on besides its noise: how many units a batch expects, and the steps."""
     return plan.sampler.expected_size(plan.units), plan.steps
 
 
-def _with_noise(plan: TrainingPlan, noise: float) -> DPSGD:
+def _with_noise(plan: PrivatePlan, noise: float) -> DPSGD:
     assert isinstance(plan.protect, DPSGD)
     return plan.protect.with_noise(noise)
 
 
-def _training(plan: TrainingPlan) -> Callable[[float], DpEvent]:
+def _training(plan: PrivatePlan) -> Callable[[float], DpEvent]:
     """Return the event of a whole training as a function of its noise."""
     return lambda noise: replace(plan, protect=_with_noise(plan, noise)).training_cost()

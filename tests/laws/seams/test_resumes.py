@@ -18,7 +18,7 @@ from discreet.catalog import protection
 from discreet.core.errors import LedgerError, ModelError
 from discreet.core.randomness import Rng
 from discreet.data.sources import TextSource
-from discreet.experiment import RunOptions, RunRequest, run_training
+from discreet.experiment import RunOptions, RunRequest, train_once
 from discreet.models.classifier import ModelSettings
 from discreet.runs.folder import load_run
 from discreet.runs.people import People
@@ -69,7 +69,7 @@ class Runs:
             return stop is not None and steps >= stop
 
         request = replace(self.request(name), noise_seed=more.pop("noise_seed", None))
-        return run_training(request, out, options=RunOptions(should_stop=asked, **more))
+        return train_once(request, out, options=RunOptions(should_stop=asked, **more)).values()
 
 
 @pytest.fixture

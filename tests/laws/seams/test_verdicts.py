@@ -62,7 +62,13 @@ def attacked(
     protect = DPSGD(noise_multiplier=noise)
     event = SelfComposedDpEvent(PoissonSampledDpEvent(rate, protect.event), steps)
     promise = guarantee(event, delta=1e-5, adjacency=protect.adjacency)
-    details = {"evaluated_rows": 500, "steps": steps, "baselines": {"accuracy": base}, "sampling_rate": rate}
+    details = {
+        "evaluated_rows": 500,
+        "steps": steps,
+        "baselines": {"accuracy": base},
+        "sampling_rate": rate,
+        "trained": "all",
+    }
     updates = Updates(steps, rate, event, 100 * rate)
     trained = trials._Trained({"accuracy": accuracy}, promise, details, protect, updates, Scene())
     monkeypatch.setattr(trials, "_trained", lambda *a: trained)

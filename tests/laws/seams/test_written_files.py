@@ -30,8 +30,8 @@ from discreet.data.partition import keep_share
 from discreet.data.samplers import Poisson
 from discreet.data.sources import Columns, TextSource, load
 from discreet.data.units import unit_numbers
-from discreet.experiment import RunOptions, RunRequest, run_training
-from discreet.experiment import training as story
+from discreet.experiment import RunOptions, RunRequest, train_once
+from discreet.experiment import run as story
 from discreet.models.classifier import ModelSettings
 from discreet.runs.settings import TrainSettings
 
@@ -124,21 +124,21 @@ def without_randomness(line: str) -> str:
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, bytes]]:
     """Return a function that trains on rows, always under the same names, and gives what was written."""
-    assess = story.assess_classes
+    assess = story.assess
     still: list[Any] = []
 
     def same(*words: Any, **more: Any) -> Any:
         still.append(assess(*words, **more))
         return still[0]
 
-    monkeypatch.setattr(story, "assess_classes", same)
+    monkeypatch.setattr(story, "assess", same)
     monkeypatch.setattr(story, "averaged_utility", lambda *words: {})
 
     def train(name: str, rows: Rows, encoder: Path, unit: str | None, **more: Any) -> dict[str, bytes]:
         path = write(tmp_path / "data.csv", rows)
         shutil.rmtree(tmp_path / "run", ignore_errors=True)
         options = RunOptions(device="cpu", cache=False)
-        run_training(request(name, path, encoder, unit, **more), tmp_path / "run", options=options)
+        train_once(request(name, path, encoder, unit, **more), tmp_path / "run", options=options)
         return written(tmp_path / "run")
 
     return train
@@ -290,7 +290,7 @@ def test_neighbours_that_are_not_refused_have_the_same_classes(tmp_path: Path) -
     """Every corpus of five rows over three classes, and every change of one row's label."""
     from itertools import product
 
-    from discreet.experiment.training import check_private_labels
+    from discreet.experiment.checks import check_private_labels
 
     texts = tuple(f"t{i}" for i in range(5))
     asked = RunRequest(TextSource("x.csv"), ModelSettings(), TrainSettings())

@@ -21,15 +21,16 @@ from discreet.data.batches import Vectors, tokens_for
 from discreet.data.corpus import Corpus
 from discreet.experiment.attack.request import Progress
 from discreet.experiment.attack.signals import classified, outputs_of, stacked
+from discreet.experiment.run import RunOptions, RunRequest, make_plan, train_once
 from discreet.models.base import TextModel
 from discreet.models.build import build_model
 from discreet.models.classifier import Classifier, head
 from discreet.protections.base import Protection
 from discreet.runs.folder import RunChoices
-from discreet.training.loop import Job, start_from_public, train
+from discreet.training.job import Job, ready_secret
+from discreet.training.loop import start_from_public
 from discreet.training.many_heads import HeadJob, can_train_together, train_heads
 from discreet.training.plan import TrainingPlan
-from discreet.training.public_text import public_corpus
 
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
@@ -101,17 +102,21 @@ def _plans(
     choices: RunChoices, protect: Protection | None, model: TextModel, subsets: Sequence[Corpus], seed: int
 ) -> list[TrainingPlan]:
     """Return the plan of each reference model; the noise is solved once for models of the same size."""
-    public = public_corpus(protect, subsets[0], choices.data.columns, choices.seed)
+    request = _request(choices, protect)
     made: dict[tuple[int, int], TrainingPlan] = {}
     plans = []
     for number, subset in enumerate(subsets):
         size = (len(subset), subset.unit_count)
         if size not in made:
-            made[size] = TrainingPlan.make(
-                model, subset, protect=protect, train=choices.train, population=choices.population, public=public
-            )
+            made[size] = make_plan(request, model, subset)
         plans.append(replace(made[size], seed=seed + number, noise_seed=None if protect is None else seed + number))
     return plans
+
+
+def _request(choices: RunChoices, protect: Protection | None) -> RunRequest:
+    """Return the request of a reference model: the choices of the target, under a protection of its own."""
+    population = None if protect is None else choices.population
+    return RunRequest.of(choices, protect=protect, population=population, canaries=None)
 
 
 def _heads_at_once(
@@ -130,7 +135,7 @@ def _heads_at_once(
     start, jobs = _public_start(choices, model, text.corpus, progress), []
     for number, ((corpus, rows), plan) in enumerate(zip(parts, plans, strict=True)):
         weight, bias = first_head(model, Rng(seed + number)) if start is None else _weights(start.head)
-        jobs.append(HeadJob(rows, corpus, plan, None if protect is None else plan.secret(), weight, bias))
+        jobs.append(HeadJob(rows, corpus, plan, None if protect is None else ready_secret(plan), weight, bias))
     weights, biases = train_heads(text.vectors, jobs, lambda done, total: progress(STAGE, done, total))
     outputs = []
     for rows in asked:
@@ -169,16 +174,7 @@ def _public_start(choices: RunChoices, model: TextModel, corpus: Corpus, progres
     if protect is None or not protect.starts_from_public:
         return None
     start = fresh_model(choices, model, corpus, Rng(choices.seed).fork("model"))
-    public = public_corpus(protect, corpus, choices.data.columns, choices.seed)
-    plan = TrainingPlan.make(
-        start,
-        corpus,
-        protect=protect,
-        train=choices.train,
-        population=choices.population,
-        public=public,
-        seed=choices.seed,
-    )
+    plan = make_plan(_request(choices, protect), start, corpus)
     start_from_public(start, plan, Job(watch=lambda report: progress(PUBLIC_STAGE, report.step, report.steps)))
     return start
 
@@ -216,9 +212,9 @@ def _one_by_one(
         if text.vectors is not None:
             batch = text.vectors.batch(rows)
             encoded = Vectors(batch.inputs["vectors"], batch.targets, steady=text.vectors.steady)
-        plan = plans[number]
-        train(reference, corpus, plan, job=Job(encoded=encoded, recorded=False))  # stays with the data holder
-        reference.eval()
+        request = _request(choices, protect)
+        options = RunOptions(cache=False, evaluated=False, released=False, encoded=encoded)
+        train_once(request, corpus=corpus, model=reference, plan=plans[number], options=options)
         for place, wanted in enumerate(asked):
             if text.vectors is not None:
                 batch = text.vectors.batch(wanted)

@@ -10,7 +10,8 @@ import torch
 from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
 from discreet.data.sources import TextSource, load
-from discreet.experiment.training import RunRequest, averaged_utility, warn_of_size
+from discreet.experiment.checks import warn_of_size
+from discreet.experiment.run import RunRequest, averaged_utility
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.models.encode import encode
 from discreet.protections.dp_sgd import DPSGD
