@@ -31,7 +31,7 @@ from discreet.data.canaries import SECRETS, Planting
 from discreet.data.notes import notes
 from discreet.experiment.attack.people import link_generated
 from discreet.experiment.attack.request import AttackRequest
-from discreet.experiment.attack.runner import run_attack
+from discreet.experiment.attack.runner import attack_once
 from discreet.experiment.attack.scene import Scene, Target
 from discreet.metrics.intervals import clopper_pearson
 from discreet.models.base import TextModel
@@ -127,7 +127,7 @@ def trained(asked: argparse.Namespace, epsilon: float | None, spread: bool, seed
 
 
 def exposures(scene: Scene) -> dict[str, Any]:
-    result = run_attack(AttackRequest(attack_of("exposure"), name="exposure"), scene)
+    result = attack_once(AttackRequest(attack_of("exposure"), name="exposure"), scene)
     named = {"largest": result.details["largest"], "p_value": result.details["p_value"]}
     bits = [[one["copies"], round(one["bits"], 3)] for one in result.details["canaries"]]
     return {"exposure": result.details["exposure"], **named, "bits": bits, "seconds": result.seconds}
@@ -138,7 +138,7 @@ def extractions(asked: argparse.Namespace, scene: Scene) -> dict[str, Any]:
     model, sampling = scene.model, Sampling(1.0, 40)
     assert isinstance(model, LanguageModel)
     attack = attack_of("extraction", {"prefix": asked.prefix, "suffix": asked.suffix})
-    result = run_attack(AttackRequest(attack, name="extraction", members=1000), scene)
+    result = attack_once(AttackRequest(attack, name="extraction", members=1000), scene)
     texts = scene.everything.split("train").texts[:1000]
     prompts = [one for one in prompts_of(model, texts, asked.prefix, asked.suffix) if one is not None]
     logs = suffix_log_probabilities(model, prompts, sampling)
@@ -250,15 +250,15 @@ def people(asked: argparse.Namespace, results: Results) -> None:
                 continue
             attack = attack_of("linkage", {"columns": known})
             request = AttackRequest(attack, protect, name="linkage", examples=asked.examples, noise_seed=0)
-            results.add(key, _line(run_attack(request, scene)))
+            results.add(key, _line(attack_once(request, scene)))
     for scheme in ("md5", "sha256", "hmac", "random"):
         if (key := f"pseudonyms {scheme}") not in results:
             attack = attack_of("pseudonyms", {"scheme": scheme})
-            results.add(key, _line(run_attack(AttackRequest(attack, examples=asked.examples), scene)))
+            results.add(key, _line(attack_once(AttackRequest(attack, examples=asked.examples), scene)))
     for attribute in ("label", "sex", "age", "job"):
         if (key := f"attribute {attribute}") not in results:
             attack = attack_of("attribute", {"attribute": attribute})
-            results.add(key, _line(run_attack(AttackRequest(attack, examples=200, batch_size=1), scene)))
+            results.add(key, _line(attack_once(AttackRequest(attack, examples=200, batch_size=1), scene)))
 
 
 def _line(result: Any) -> dict[str, Any]:

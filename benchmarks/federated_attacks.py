@@ -16,8 +16,9 @@ from discreet.attacks.span.dager import Dager
 from discreet.core.errors import UnsupportedError
 from discreet.data.notes import notes
 from discreet.data.sources import TextSource
-from discreet.experiment.attack.recorded import attack_recorded
+from discreet.experiment.attack.recorded import Recorded
 from discreet.experiment.attack.request import AttackRequest
+from discreet.experiment.attack.runner import attack_once
 from discreet.federated.aggregation import Aggregation, Mean
 from discreet.federated.run import FederateOptions, federate
 from discreet.federated.secure_sum.aggregations import SecureSum
@@ -79,7 +80,7 @@ def run(results: Any, work: Path) -> None:
                 if results.has(**about):
                     continue
                 try:
-                    found = attack_recorded(request, folder, view)
+                    found = attack_once(request, Recorded(folder, view))
                 except UnsupportedError as error:
                     results.add(**about, value=None, why=str(error))
                     continue

@@ -33,7 +33,7 @@ from discreet.data.sources import TextSource
 from discreet.experiment.attack.membership import VECTORS, Candidates, encoded, observe, select
 from discreet.experiment.attack.neighbours import Close, versions
 from discreet.experiment.attack.request import AttackRequest, AttackResult
-from discreet.experiment.attack.runner import run_attack
+from discreet.experiment.attack.runner import attack_once
 from discreet.experiment.attack.scene import Scene, Target
 from discreet.experiment.attack.signals import outputs_of
 from discreet.metrics.membership import Scored, advantage, auc
@@ -175,7 +175,7 @@ def ez_mia(asked: argparse.Namespace, results: Results) -> None:
                         line[f"perplexity_{split}"] = round(evaluate(model, corpus.split(split))["perplexity"], 3)
                     for attack in EZ_ATTACKS:
                         request = AttackRequest(attack_of(attack), name=attack, members=asked.members, seed=seed)
-                        line[attack] = line_of(run_attack(request, scene))
+                        line[attack] = line_of(attack_once(request, scene))
                     results.add(key, line)
                     del model, scene
                     if device.type == "cuda":
@@ -385,7 +385,7 @@ def lira(asked: argparse.Namespace, results: Results) -> None:
             line: dict[str, Any] = {**facts, "train_gap": accuracy_gap(scene)}
             line["prepared"] = round(time.monotonic() - began, 1)
             for attack in ("lira", "rmia", "loss"):
-                line[attack] = line_of(run_attack(AttackRequest(attack_of(attack), name=attack), scene))
+                line[attack] = line_of(attack_once(AttackRequest(attack_of(attack), name=attack), scene))
             results.add(key, line)
 
 

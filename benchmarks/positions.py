@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from discreet.attacks.rows import PositionRows
-from discreet.experiment import AttackRequest, SceneRequest, load_scene, run_attack
+from discreet.experiment import AttackRequest, SceneRequest, attack_once, load_scene
 from discreet.models.classifier import ModelSettings
 from discreet.protections.dp_sgd import DPSGD
 
@@ -45,7 +45,7 @@ def main() -> None:
                 PositionRows(prior=prior), protect, "positions", examples=asked.examples, metrics=metrics,
                 seed=asked.seed, noise_seed=asked.seed,
             )  # fmt: skip
-            found = run_attack(request, scene)
+            found = attack_once(request, scene)
             leaks = {leak.metric: leak for leak in found.leakages}
             each = (found.seconds - found.preparing) / asked.examples
             row: dict[str, Any] = {"data": asked.data, "noise": noise, "prior": prior, "n": found.n, "seconds": each}

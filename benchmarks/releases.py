@@ -15,7 +15,7 @@ import torch
 
 from discreet.catalog import attack_of
 from discreet.core.errors import DiscreetError
-from discreet.experiment import AttackRequest, Scene, SceneRequest, load_scene, run_attack
+from discreet.experiment import AttackRequest, Scene, SceneRequest, attack_once, load_scene
 from discreet.models.classifier import ModelSettings
 from discreet.releases.protected import protection_of
 
@@ -119,7 +119,7 @@ class Cells:
                 max_words=asked.max_words if train == "all" else None,
                 seconds=asked.seconds, seed=asked.seed, noise_seed=asked.seed,
             )  # fmt: skip
-            found = run_attack(request, self.scene(train))
+            found = attack_once(request, self.scene(train))
         except DiscreetError as error:
             return {"refused": str(error)}
         leak = next(leak for leak in found.leakages if leak.metric == metric)

@@ -12,7 +12,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # idle threads that spin sl
 import torch
 
 from discreet import DPSGD, Dager, OneOfN
-from discreet.experiment import AttackRequest, SceneRequest, load_scene, run_attack
+from discreet.experiment import AttackRequest, SceneRequest, attack_once, load_scene
 
 
 def main() -> None:
@@ -21,7 +21,7 @@ def main() -> None:
     scene = load_scene(SceneRequest("notes"))  # a fresh MiniLM; SceneRequest(run=Path("runs/a")) attacks a trained one
     for noise in (None, 1e-3, 1.0):
         protect = None if noise is None else DPSGD(noise, clip_norm=1.0)
-        read = run_attack(AttackRequest(Dager(), protect, name="dager", examples=2, max_words=25), scene)
+        read = attack_once(AttackRequest(Dager(), protect, name="dager", examples=2, max_words=25), scene)
         print(f"\nDAGER, {'no protection' if noise is None else f'DP-SGD with noise {noise:g}'}: {read.leakages[0]}")
         for example in read.examples:
             print(f"  written: {example.truth}\n  read:    {example.guess or '(nothing)'}")
@@ -29,7 +29,7 @@ def main() -> None:
 
     print("\nOne of 64 notes, named by the best attack there is, beside what no attack can exceed:")
     for noise in (0.1, 0.3, 1.0, 3.0):
-        named = run_attack(AttackRequest(OneOfN(), DPSGD(noise, clip_norm=1.0)), scene)
+        named = attack_once(AttackRequest(OneOfN(), DPSGD(noise, clip_norm=1.0)), scene)
         assert named.guarantee is not None
         spent = f"epsilon {named.guarantee.epsilon:.3g}"
         print(f"  noise {noise:<4g} {spent:<14} {named.leakages[0]}, bound {named.bound:.3f}")

@@ -84,7 +84,7 @@ def small_model(folder: Path, characters: int, epochs: float) -> Path:
 
 def perplexity(model: LanguageModel, notes: Corpus) -> str:
     """Return the perplexity on held-out notes, with its 95% interval."""
-    quality = assess(model, tokens_for(model, notes))
+    quality = assess(model, tokens_for(model, notes)).quality
     return f"{quality.value:.1f} [{quality.interval[0]:.1f}, {quality.interval[1]:.1f}]"
 
 

@@ -113,7 +113,7 @@ _PUBLIC = {
     "protected_release": "discreet.releases.gradient",
     "representation_release": "discreet.releases.representation",
     "attack": "discreet.experiment.attack.own_model",
-    "run_attack": "discreet.experiment.attack.runner",
+    "attack_once": "discreet.experiment.attack.runner",
     "text_leakage": "discreet.metrics.table",
     # Studies and reports
     "Goal": "discreet.study.file",

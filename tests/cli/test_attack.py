@@ -194,7 +194,8 @@ def test_bounds_and_epsilons_are_rounded_up(capsys: pytest.CaptureFixture[str]) 
     columns = {"add/remove": 2.3421, "replace-one": 4.56721}
     facts = {"kind": "gradient", "steps": 1, "batch_size": 1, "model": "a model", "parameters": "all", "known": []}
     result = AttackResult(
-        "one-of-n", (Leakage("identified", 0.1, 0.09, 0.11, 100, 0.1),), (), {**facts, "protection": None},
+        attack="one-of-n", leakages=(Leakage("identified", 0.1, 0.09, 0.11, 100, 0.1),),
+        release={**facts, "protection": None},
         guarantee=promise, epsilon_by_adjacency=columns, seconds=1.0, bound=0.12341,
     )  # fmt: skip
     sweep([result], ["1"], "noise multiplier", Console(width=200))
@@ -206,7 +207,9 @@ def test_bounds_and_epsilons_are_rounded_up(capsys: pytest.CaptureFixture[str]) 
 def test_an_estimate_is_one_under_every_adjacency() -> None:
     promise = Guarantee(2.0, 1e-5, "record", Adjacency.ADD_REMOVE, "pld", certified=False, reason="its seed was given")
     columns = {"add/remove": 2.0, "replace-one": 4.0}
-    found = AttackResult("lamp", (), (), {}, guarantee=promise, epsilon_by_adjacency=columns, seconds=1.0)
+    found = AttackResult(
+        attack="lamp", leakages=(), release={}, guarantee=promise, epsilon_by_adjacency=columns, seconds=1.0
+    )
     assert describe_guarantee(found).endswith("Estimates of epsilon are 4 under replace-one.")
     proven = dataclasses.replace(found, guarantee=dataclasses.replace(promise, certified=True, reason=None))
     assert describe_guarantee(proven).endswith("Epsilon is 4 under replace-one.")

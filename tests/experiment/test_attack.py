@@ -10,7 +10,7 @@ from discreet.core.errors import SettingError
 from discreet.core.randomness import Rng
 from discreet.core.types import Guess
 from discreet.data.corpus import Corpus
-from discreet.experiment import AttackRequest, Scene, run_attack
+from discreet.experiment import AttackRequest, Scene, attack_once
 from discreet.experiment.attack.request import DEFAULT_METRICS
 from discreet.experiment.attack.scoring import (
     CATEGORY_METRICS,
@@ -51,7 +51,7 @@ def test_texts_chosen_among_candidates_are_measured_by_retrieval_metrics(model: 
     corpus = Corpus("toy", texts, labels=(0, 1) * 6, splits=("validation",) * 12)
     scene = Scene.of(corpus, Classifier.build(corpus, rng=Rng(0), train="head").eval())
     asked = ("identity", "tfidf_cosine", "embedding_cosine", "exact_match")
-    found = run_attack(AttackRequest(Similarity(), examples=4, batch_size=4, metrics=asked), scene)
+    found = attack_once(AttackRequest(Similarity(), examples=4, batch_size=4, metrics=asked), scene)
     by_name = {leakage.metric: leakage for leakage in found.leakages}
     assert tuple(by_name) == asked
     assert by_name["identity"].value == 1 and by_name["identity"].chance == pytest.approx(1 / 12)
@@ -100,4 +100,4 @@ def test_a_metric_with_nothing_to_count_is_rejected_before_the_attack(model: Cla
     corpus = Corpus("toy", ("a sharp pain", "a dull pain"), labels=(0, 1), splits=("validation",) * 2)
     request = AttackRequest(Dager(), examples=2, metrics=("names_read",))
     with pytest.raises(SettingError, match="names_read"):
-        run_attack(request, Scene.of(corpus, model))
+        attack_once(request, Scene.of(corpus, model))

@@ -27,8 +27,8 @@ from discreet.experiment import (
     RunRequest,
     Scene,
     SceneRequest,
+    attack_once,
     load_scene,
-    run_attack,
     train_once,
 )
 from discreet.experiment.attack.extraction import measure_exposure, p_value, secret_prompt, typical_words
@@ -56,7 +56,7 @@ def run(tiny_encoder: Callable[[str], Path], tmp_path_factory: pytest.TempPathFa
 
 
 def attacked(run: Path, name: str, **settings: object) -> AttackResult:
-    return run_attack(AttackRequest(attack_of(name, settings), name=name), load_scene(SceneRequest(run=run)))
+    return attack_once(AttackRequest(attack_of(name, settings), name=name), load_scene(SceneRequest(run=run)))
 
 
 def test_a_run_with_canaries_keeps_its_secrets_beside_its_folder(run: Path) -> None:
@@ -105,7 +105,7 @@ def test_a_run_without_canaries_is_rejected_with_the_remedy(run: Path) -> None:
     assert scene.target is not None
     bare = dataclasses.replace(scene, target=dataclasses.replace(scene.target, canaries=()))
     with pytest.raises(DataError, match="Train it with canaries"):
-        run_attack(AttackRequest(attack_of("exposure")), bare)
+        attack_once(AttackRequest(attack_of("exposure")), bare)
 
 
 def test_a_classifier_is_rejected_for_extraction(run: Path) -> None:
@@ -191,7 +191,7 @@ def language_scene(tiny_encoder: Callable[[str], Path]) -> Scene:
 
 def test_extraction_of_a_language_model(language_scene: Scene) -> None:
     attack = attack_of("extraction", {"prefix": 3, "suffix": 3, "samples": 2})
-    result = run_attack(AttackRequest(attack, name="extraction"), language_scene)
+    result = attack_once(AttackRequest(attack, name="extraction"), language_scene)
     names = [leak.metric for leak in result.leakages]
     assert names == [
         "extractable_at_1", "extractable_at_1000", "extractable_at_1000000", "extractable_greedy", "canaries_extracted",
@@ -207,11 +207,11 @@ def test_extraction_of_a_language_model(language_scene: Scene) -> None:
 def test_texts_that_are_too_short_are_rejected_with_the_remedy(language_scene: Scene) -> None:
     attack = attack_of("extraction", {"prefix": 20, "suffix": 20})
     with pytest.raises(DataError, match="Use a shorter prompt"):
-        run_attack(AttackRequest(attack, name="extraction"), language_scene)
+        attack_once(AttackRequest(attack, name="extraction"), language_scene)
 
 
 def test_exposure_of_a_language_model_counts_every_token(language_scene: Scene) -> None:
-    result = run_attack(AttackRequest(attack_of("exposure"), name="exposure"), language_scene)
+    result = attack_once(AttackRequest(attack_of("exposure"), name="exposure"), language_scene)
     assert result.leakages[0].n == 3 and result.details["largest"] == pytest.approx(math.log2(98))
 
 

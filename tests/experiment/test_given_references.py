@@ -18,7 +18,7 @@ from discreet.cli.main import main
 from discreet.core.errors import DataError, ModelError, SettingError, UnsupportedError
 from discreet.core.randomness import Rng
 from discreet.data.sources import TextSource
-from discreet.experiment import AttackRequest, RunRequest, SceneRequest, load_scene, run_attack, train_once
+from discreet.experiment import AttackRequest, RunRequest, SceneRequest, attack_once, load_scene, train_once
 from discreet.experiment.attack.given_references import GivenReferences, runs_in, trained_on
 from discreet.experiment.attack.scene import Scene
 from discreet.models.classifier import ModelSettings
@@ -75,7 +75,7 @@ def test_the_training_rows_of_a_run_are_read_again(runs: Path, scene: Scene) -> 
 def test_random_halves_of_the_same_text_are_reference_models(name: str, runs: Path, scene: Scene) -> None:
     halves = runs_in([runs / "runs"], runs / "runs/a")
     assert [one.name for one in halves] == [f"h{seed}" for seed in range(1, 7)]
-    result = run_attack(request_for(name, halves), scene)
+    result = attack_once(request_for(name, halves), scene)
     assert 0 <= result.leakages[0].value <= 1
     assert any("6 reference models of its own, which saw some of the texts" in one for one in result.release["given"])
 
@@ -83,12 +83,12 @@ def test_random_halves_of_the_same_text_are_reference_models(name: str, runs: Pa
 def test_runs_on_other_text_serve_offline_attacks(runs: Path, scene: Scene) -> None:
     others = runs_in([runs / "others"])
     for name in ("lira", "rmia", "mia-r"):
-        result = run_attack(request_for(name, others), scene)
+        result = attack_once(request_for(name, others), scene)
         assert any(
             "2 reference models of its own, which saw none of the texts" in one for one in result.release["given"]
         )
     with pytest.raises(UnsupportedError, match="trained on some of the examples for mia"):
-        run_attack(request_for("mia", others), scene)
+        attack_once(request_for("mia", others), scene)
 
 
 def test_attacks_take_the_form_that_the_reference_models_allow() -> None:
@@ -103,7 +103,7 @@ def test_attacks_take_the_form_that_the_reference_models_allow() -> None:
 
 def test_runs_that_were_trained_on_the_members_are_rejected(runs: Path, scene: Scene) -> None:
     with pytest.raises(DataError, match=r"own members, but .*a' was trained on (\d+) of \1 members and on 0 of"):
-        run_attack(request_for("lira", (runs / "runs/a", runs / "runs/h1")), scene)
+        attack_once(request_for("lira", (runs / "runs/a", runs / "runs/h1")), scene)
 
 
 def test_an_overlap_that_chance_explains_is_accepted() -> None:
@@ -128,7 +128,7 @@ def test_bad_references_are_rejected(runs: Path, scene: Scene, tmp_path: Path) -
         runs_in([runs / "runs/h1", runs / "runs"])
     halves = runs_in([runs / "runs"], runs / "runs/a")
     with pytest.raises(SettingError, match="left out for loss"):
-        run_attack(request_for("loss", halves), scene)
+        attack_once(request_for("loss", halves), scene)
     for changes in ({"references": 4}, {"references_protected": False}):
         with pytest.raises(SettingError, match="left out with references_from"):
             request_for("lira", halves, **changes)
@@ -139,7 +139,7 @@ def test_bad_references_are_rejected(runs: Path, scene: Scene, tmp_path: Path) -
     rows = (runs / "h1.csv").read_text(encoding="utf-8").splitlines()[:20]
     (runs / "shorter.csv").write_text("\n".join(rows) + "\n", encoding="utf-8")
     with pytest.raises(DataError, match="now gives"):
-        run_attack(request_for("lira", (moved, runs / "runs/h2")), scene)
+        attack_once(request_for("lira", (moved, runs / "runs/h2")), scene)
 
 
 def test_the_command_names_runs(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,7 +23,7 @@ from discreet.core.types import Knowledge, ModelRelease
 from discreet.data.batches import tokens_for
 from discreet.data.corpus import Corpus
 from discreet.data.sources import Columns, TextSource
-from discreet.experiment import AttackRequest, Scene, run_attack
+from discreet.experiment import AttackRequest, Scene, attack_once
 from discreet.experiment.attack import membership, references
 from discreet.experiment.attack.membership import observe, select
 from discreet.experiment.attack.references import ReferenceText, random_halves, reference_outputs
@@ -99,7 +99,7 @@ def leak(result: Any, metric: str) -> Any:
 @pytest.mark.parametrize("name", ["loss", "population", "mia", "mia-r", "mia-n", "lira", "rmia", "author"])
 def test_every_attack_measures_a_model_beside_its_certificate(name: str, private: Scene) -> None:
     changes = {"references": 8} if name in {"mia", "mia-r", "lira", "rmia", "author"} else {}
-    found = run_attack(request_for(name, **changes), private)
+    found = attack_once(request_for(name, **changes), private)
     auc = leak(found, "auc")
     assert auc.low <= found.bounds["auc"] < 1 and auc.chance == 0.5
     assert all(one.low <= found.bounds[one.metric] for one in found.leakages)
@@ -113,12 +113,12 @@ def test_every_attack_measures_a_model_beside_its_certificate(name: str, private
 @pytest.mark.parametrize("name", ["loss", "lira"])
 def test_labels_learned_by_heart_give_members_away(name: str, plain: Scene) -> None:
     """The labels are random, so that a head can only learn them by heart."""
-    assert leak(run_attack(request_for(name), plain), "auc").value > 0.55
-    assert run_attack(request_for("lira", references=8), plain).bounds == {}
+    assert leak(attack_once(request_for(name), plain), "auc").value > 0.55
+    assert attack_once(request_for("lira", references=8), plain).bounds == {}
 
 
 def test_the_same_seed_gives_the_same_figures(plain: Scene) -> None:
-    first, second = (run_attack(request_for("lira", references=4, seed=3), plain) for _ in range(2))
+    first, second = (attack_once(request_for("lira", references=4, seed=3), plain) for _ in range(2))
     assert first.leakages == second.leakages
 
 
@@ -231,7 +231,7 @@ def test_references_of_a_target_that_started_from_public_text_start_from_it_too(
 
 def test_references_without_protection_differ_from_those_with_it(private: Scene) -> None:
     figures = [
-        run_attack(request_for("lira", references=4, references_protected=wanted), private) for wanted in (True, False)
+        attack_once(request_for("lira", references=4, references_protected=wanted), private) for wanted in (True, False)
     ]
     assert figures[0].leakages != figures[1].leakages
     assert any("under its protection" in words for words in figures[0].release["given"])
@@ -247,34 +247,34 @@ def test_attacks_on_one_scene_share_their_reference_models(plain: Scene, monkeyp
 
     monkeypatch.setattr(membership, "reference_outputs", counted)
     own = replace(plain, cache={})
-    shared = [run_attack(request_for(name, references=4), own).leakages for name in ("mia", "mia-r", "lira")]
+    shared = [attack_once(request_for(name, references=4), own).leakages for name in ("mia", "mia-r", "lira")]
     assert len(calls) == 1
-    alone = run_attack(request_for("lira", references=4), replace(plain, cache={}))
+    alone = attack_once(request_for("lira", references=4), replace(plain, cache={}))
     assert alone.leakages == shared[2] and len(calls) == 2
     for other in ({"references": 6}, {"references": 4, "seed": 1}, {"references": 4, "members": 10}):
-        run_attack(request_for("lira", **other), own)
+        attack_once(request_for("lira", **other), own)
     assert len(calls) == 5
     assert own.target is not None
-    run_attack(request_for("lira", references=4), replace(own, target=replace(own.target, guarantee=None)))
+    attack_once(request_for("lira", references=4), replace(own, target=replace(own.target, guarantee=None)))
     assert len(calls) == 6  # trained like another target
 
 
 def test_bad_input_is_rejected_with_the_remedy(plain: Scene, folder: str) -> None:
     with pytest.raises(UnsupportedError, match="Name the folder of a finished run"):
-        run_attack(request_for("lira"), replace(plain, target=None))
+        attack_once(request_for("lira"), replace(plain, target=None))
     with pytest.raises(UnsupportedError, match="Expected a language model for ez-mia"):
-        run_attack(request_for("ez-mia"), plain)
+        attack_once(request_for("ez-mia"), plain)
     unseen = replace(corpus_of(), label_names=("no", "perhaps"))
     with pytest.raises(DataError, match="perhaps"):
-        run_attack(request_for("loss"), replace(plain, target=replace(plain.target, corpus=unseen)))  # type: ignore[type-var]
+        attack_once(request_for("loss"), replace(plain, target=replace(plain.target, corpus=unseen)))  # type: ignore[type-var]
     with pytest.raises(DataError, match="unit column for author"):
-        run_attack(request_for("author"), plain)
+        attack_once(request_for("author"), plain)
     few = corpus_of().take([0, 1, 2, 80])
     with pytest.raises(DataError, match="at least 2 non-members"):
-        run_attack(request_for("loss"), replace(plain, target=replace(plain.target, corpus=few)))  # type: ignore[type-var]
+        attack_once(request_for("loss"), replace(plain, target=replace(plain.target, corpus=few)))  # type: ignore[type-var]
     with pytest.raises(DataError, match="held-out rows"):
         none = corpus_of().take(range(20))
-        run_attack(request_for("loss"), replace(plain, target=replace(plain.target, corpus=none)))  # type: ignore[type-var]
+        attack_once(request_for("loss"), replace(plain, target=replace(plain.target, corpus=none)))  # type: ignore[type-var]
 
 
 def test_references_trained_on_the_targets_own_members_are_rejected_offline() -> None:
@@ -319,7 +319,7 @@ def test_a_language_model_that_learned_its_texts_by_heart_gives_them_away(
     target = Target(corpus, RunChoices(TextSource("toy", task="unlabelled"), settings, loop))
     scene = Scene.of(corpus, model.eval(), target=target)
     for name in ("ez-mia", "min-k", "loss"):
-        assert leak(run_attack(request_for(name), scene), "auc").low > 0.5, name
+        assert leak(attack_once(request_for(name), scene), "auc").low > 0.5, name
 
 
 def test_token_scores_do_not_depend_on_padding(tiny_causal: Callable[[str], Path]) -> None:

@@ -12,7 +12,7 @@ from discreet.core.randomness import Rng
 from discreet.core.types import Guess, Knowledge
 from discreet.data.corpus import Corpus
 from discreet.data.notes import notes, patients_of, public_names, secrets_of, without_identifiers
-from discreet.experiment import AttackRequest, AttackResult, Scene, run_attack
+from discreet.experiment import AttackRequest, AttackResult, Scene, attack_once
 from discreet.experiment.attack.people import owners_of
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.protections.dp_sgd import DPSGD
@@ -28,7 +28,7 @@ def scene(tiny_encoder: Callable[[str], Path]) -> Scene:
 
 
 def run(scene: Scene, name: str, examples: int = 40, **settings: object) -> AttackResult:
-    return run_attack(AttackRequest(attack_of(name, settings), name=name, examples=examples, noise_seed=0), scene)
+    return attack_once(AttackRequest(attack_of(name, settings), name=name, examples=examples, noise_seed=0), scene)
 
 
 def test_direct_identifiers_are_removed_and_the_rest_stays() -> None:
@@ -120,7 +120,7 @@ def test_attributes_of_protected_vectors(scene: Scene, name: str, values: dict[s
     protect = protection_of(name, scene.model, values, delta=1e-5, batch_size=20)
     attack = attack_of("attribute", {"attribute": "sex"})
     request = AttackRequest(attack, protect, name="attribute", examples=20, batch_size=20, noise_seed=0)
-    result = run_attack(request, scene)
+    result = attack_once(request, scene)
     assert result.leakages[0].n == 20 and result.release["protection"]["name"] == name
 
 
@@ -145,4 +145,4 @@ def test_the_attack_is_not_given_the_answer(scene: Scene, name: str, monkeypatch
 
 def test_a_protection_of_gradients_does_not_fit(scene: Scene) -> None:
     with pytest.raises(DiscreetError, match="dp-sgd releases gradients"):
-        run_attack(AttackRequest(attack_of("linkage"), DPSGD(1.0, 1.0), name="linkage"), scene)
+        attack_once(AttackRequest(attack_of("linkage"), DPSGD(1.0, 1.0), name="linkage"), scene)

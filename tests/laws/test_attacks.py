@@ -18,7 +18,7 @@ from discreet.core.errors import DiscreetError, SettingError, UnsupportedError
 from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, Knowledge, Release, RepresentationRelease
 from discreet.data.corpus import Corpus
-from discreet.experiment import AttackRequest, Scene, run_attack
+from discreet.experiment import AttackRequest, Scene, attack_once
 from discreet.experiment.attack.reconstruction import knowledge, make_release, mixing
 from discreet.experiment.attack.scoring import metrics_for, score_guess
 from discreet.metrics.table import METRICS
@@ -212,7 +212,7 @@ def test_a_release_that_it_cannot_use_is_refused(name: str, scene: Scene) -> Non
 def test_a_head_alone_is_refused_with_the_reason(name: str, scene: Scene) -> None:
     head = Classifier.build(CORPUS, rng=Rng(0), encoder=scene.model.settings.encoder, train="head")
     with pytest.raises(UnsupportedError, match=r"got none|No gradient|frozen|head"):
-        run_attack(request_for(name), Scene.of(CORPUS, head))
+        attack_once(request_for(name), Scene.of(CORPUS, head))
 
 
 @pytest.mark.parametrize("name", GRADIENTS)
@@ -223,7 +223,7 @@ def test_a_protection_of_something_else_is_refused(name: str, scene: Scene) -> N
         stored = True
 
     with pytest.raises(DiscreetError, match=f"fits other, got {name}, which reads gradients.* other releases updates"):
-        run_attack(request_for(name, protect=Other()), scene)
+        attack_once(request_for(name, protect=Other()), scene)
 
 
 @pytest.mark.parametrize("name", [name for name in READERS if name not in GRADIENTS])
@@ -234,7 +234,7 @@ def test_a_protection_of_gradients_is_refused_for_vectors_before_any_text_is_enc
         "discreet.experiment.attack.reconstruction.knowledge", lambda *given: pytest.fail("it took its time")
     )
     with pytest.raises(UnsupportedError, match=f"fits dp-sgd, got {name}, which reads sentence vectors"):
-        run_attack(request_for(name, protect=DPSGD(1.0, 1.0)), scene)
+        attack_once(request_for(name, protect=DPSGD(1.0, 1.0)), scene)
 
 
 @pytest.mark.parametrize("steps", [1, 5])
@@ -246,7 +246,7 @@ def test_no_identification_beats_the_bound(kind: str, steps: int, scene: Scene) 
     reached = []
     for value in values:
         protect = DPSGD(value, 1.0) if kind == "dp-sgd" else DirDPSGD.for_model(scene.model, value)
-        found = run_attack(request_for(ONE_OF_N, protect=protect, steps=steps), scene)
+        found = attack_once(request_for(ONE_OF_N, protect=protect, steps=steps), scene)
         (leak,) = found.leakages
         assert leak.n >= 20_000 and leak.chance == 1 / 8 and found.bound is not None
         assert leak.low <= found.bound <= 1

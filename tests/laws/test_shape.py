@@ -128,6 +128,14 @@ def test_a_model_is_trained_in_one_module() -> None:
     assert calls_of("train_once") == products
 
 
+def test_attacks_are_run_and_fitted_in_one_module() -> None:
+    products = {"cli.attack", "cli.model_attack", "explorer.reading", "experiment.attack.own_model", "study.trial"}
+    assert calls_of("attack_once") == products
+    assert calls_of("AttackResult") == {"experiment.attack.runner"}
+    fitting = {"experiment.attack.runner", "study.trial", "cli.attack_table", "explorer.menu"}
+    assert calls_of("misfit") == fitting
+
+
 def test_parts_of_a_private_step_are_recorded_in_one_module() -> None:
     others = {
         "training.capture": "inside of a graph that the engine replays",

@@ -22,7 +22,7 @@ from discreet.cli.main import main
 from discreet.core.errors import SettingError
 from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
-from discreet.experiment import AttackRequest, Example, Scene, SceneRequest, load_scene, run_attack
+from discreet.experiment import AttackRequest, Example, Scene, SceneRequest, attack_once, load_scene
 from discreet.experiment.attack.reconstruction import knowledge
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.protections.dir_dp_sgd import DirDPSGD
@@ -40,13 +40,13 @@ def minilm() -> Scene:
 def test_a_plain_gradient_gives_its_text_away_and_noise_keeps_it(minilm: Scene) -> None:
     seen: list[Example] = []
     request = AttackRequest(Dager(), name="dager", examples=4, batch_size=2)
-    plain = run_attack(request, minilm, watch=seen.append)
+    plain = attack_once(request, minilm, watch=seen.append)
     assert {example.guess for example in plain.examples} == set(TEXTS[:4])
     assert plain.leakages[0].metric == "rouge_l" and plain.leakages[0].value == 1.0 and plain.n == 4
     assert plain.guarantee is None and plain.release["protection"] is None and plain.finished
     assert tuple(seen) == plain.examples and [example.batch for example in seen] == [0, 0, 1, 1]
     for protect in (DPSGD(1.0, clip_norm=1.0), DirDPSGD.for_model(minilm.model, 1000.0)):
-        kept = run_attack(replace(request, protect=protect), minilm)
+        kept = attack_once(replace(request, protect=protect), minilm)
         assert [example.truth for example in kept.examples] == [example.truth for example in plain.examples]
         assert kept.leakages[0].value <= 0.1
         assert kept.guarantee is not None and kept.guarantee.certified
@@ -56,10 +56,10 @@ def test_a_plain_gradient_gives_its_text_away_and_noise_keeps_it(minilm: Scene) 
 
 def test_the_first_words_alone_can_be_attacked_and_stay_unknown_to_the_attacker(minilm: Scene) -> None:
     request = AttackRequest(Dager(), examples=4, first_words=2)
-    found = run_attack(request, minilm)
+    found = attack_once(request, minilm)
     assert {example.guess for example in found.examples} == {" ".join(text.split()[:2]) for text in TEXTS[:4]}
     with pytest.raises(SettingError, match="first_words"):
-        run_attack(AttackRequest(OneOfN(), first_words=2), minilm)
+        attack_once(AttackRequest(OneOfN(), first_words=2), minilm)
     with pytest.raises(SettingError, match="attacks on a gradient"):
         AttackRequest(Similarity(), first_words=2)
 
@@ -73,13 +73,13 @@ def test_an_attack_on_one_gradient_takes_no_number_of_releases() -> None:
 def test_an_attack_that_is_stopped_keeps_what_it_read(minilm: Scene) -> None:
     seen: list[Example] = []
     request = AttackRequest(Dager(), examples=4)
-    half = run_attack(request, minilm, watch=seen.append, should_stop=lambda: len(seen) >= 2)
+    half = attack_once(request, minilm, watch=seen.append, should_stop=lambda: len(seen) >= 2)
     assert (half.n, half.finished, half.attack) == (2, False, "dager")
 
 
 def test_the_same_seed_attacks_the_same_texts_and_repeats_itself(minilm: Scene) -> None:
     request = AttackRequest(Dager(), protect=DPSGD(1e-7, clip_norm=1.0), examples=2, seed=5, noise_seed=1)
-    first, second = (run_attack(request, minilm) for _ in range(2))
+    first, second = (attack_once(request, minilm) for _ in range(2))
     assert first.examples == second.examples and first.leakages == second.leakages
     assert first.guarantee is not None and not first.guarantee.certified
 
@@ -88,7 +88,7 @@ def test_what_the_attacker_reads_publicly_is_not_what_is_attacked(minilm: Scene)
     assert set(minilm.public_without(TEXTS[:2])) == set(TEXTS[2:])
     assert minilm.public_without(["  IRENA   rybak called"]) == TEXTS[1:]
     with pytest.raises(SettingError, match="at most 4"):
-        run_attack(AttackRequest(OneOfN(), candidates=5), minilm)
+        attack_once(AttackRequest(OneOfN(), candidates=5), minilm)
 
 
 def test_a_run_is_attacked_as_it_was_trained(
@@ -134,7 +134,7 @@ def test_vectors_are_attacked_as_they_leave(name: str, minilm: Scene) -> None:
     public = torch.randn(500, minilm.model.width, generator=torch.Generator().manual_seed(0))
     protect = protection_of(name, minilm.model, weak, delta=1e-5, batch_size=4, public=lambda: (public, None))
     request = AttackRequest(Similarity(), protect, "rss", examples=4, batch_size=4)
-    found = run_attack(request, minilm)
+    found = attack_once(request, minilm)
     assert found.release["kind"] == "representation" and found.release["vectors"] == found.n == 4
     assert {example.truth for example in found.examples} == set(TEXTS[:4])
     assert found.leakages[0].metric == "exact_match" and found.leakages[0].value == 1.0
@@ -149,7 +149,7 @@ def test_public_text_is_known_in_the_coordinates_of_the_release(attack: Attack, 
     asked = {"epsilon": 100.0, "dimension": 8, "public": "notes"}
     protect = protection_of("dp-ie", minilm.model, asked, delta=1e-5, batch_size=4, public=lambda: (public, None))
     scene = replace(minilm, public=tuple(f"{text} {number}" for text in TEXTS for number in range(10)))
-    found = run_attack(AttackRequest(attack, protect, examples=4, batch_size=4), scene)
+    found = attack_once(AttackRequest(attack, protect, examples=4, batch_size=4), scene)
     assert found.release["width"] == 8 and found.n == 4
 
 
@@ -157,7 +157,7 @@ def test_the_gradient_of_an_encoder_is_not_covered_by_noise_on_its_output(minilm
     from discreet.releases.protected import protection_of
 
     protect = protection_of("dp-ie", minilm.model, {"epsilon": 1.0}, delta=1e-5, batch_size=1)
-    found = run_attack(AttackRequest(Dager(), protect, examples=1), minilm)
+    found = attack_once(AttackRequest(Dager(), protect, examples=1), minilm)
     assert found.leakages[0].value == 1.0
     assert found.guarantee is not None and not found.guarantee.exists
     assert "gradient of the encoder" in found.guarantee.sentence()
@@ -169,7 +169,7 @@ def test_a_rewritten_text_costs_all_its_words_and_the_longest_text_counts(minilm
     from discreet.protections.words.table import WordTable
 
     swap = WordSwap(WordTable.of_encoder("minilm"), 10.0)
-    found = run_attack(AttackRequest(EmbeddingRows(), protect=swap, examples=4), minilm)
+    found = attack_once(AttackRequest(EmbeddingRows(), protect=swap, examples=4), minilm)
     assert found.guarantee is not None
     most = max(len(swap.table.split(text)) for text in TEXTS[:4])  # one word each would be 10, and the first text less
     assert found.guarantee.epsilon == pytest.approx(10.0 * most)

@@ -266,7 +266,8 @@ def _is_recorded(run: Path | None, options: AttackOptions) -> bool:
 def _attack_recorded(run: Path, options: AttackOptions, seed: int, json: bool) -> None:
     """Attack the recorded messages of a federated run."""
     from discreet.cli.attack_table import reading, summary
-    from discreet.experiment.attack.recorded import SERVER_VIEW, attack_recorded
+    from discreet.experiment.attack.recorded import SERVER_VIEW, Recorded
+    from discreet.experiment.attack.runner import attack_once
     from discreet.experiment.attack.scoring import metrics_for
 
     name = options.attack or "dager"
@@ -278,12 +279,12 @@ def _attack_recorded(run: Path, options: AttackOptions, seed: int, json: bool) -
     note(f"The recorded messages of the run are attacked, as view {view} holds them: the output is for their owner.")
     if chosen.identifies:
         with working("comparing candidates"):
-            result = attack_recorded(request, run, view)
+            result = attack_once(request, Recorded(run, view))
     else:
         main = metrics_for(chosen, request.metrics)[0]
         shown = reading(request.examples, main, hidden=json, whole_texts=options.whole_texts)
         with stop_on_interrupt() as stopping, shown as watch:
-            result = attack_recorded(request, run, view, watch=watch, should_stop=lambda: bool(stopping))
+            result = attack_once(request, Recorded(run, view), watch=watch, should_stop=lambda: bool(stopping))
     if json:
         as_json(result.as_dict())
     else:
@@ -365,7 +366,7 @@ def _run_attacks(
     """
     from discreet.attacks.base import Family
     from discreet.cli.attack_table import reading
-    from discreet.experiment import run_attack
+    from discreet.experiment import attack_once
     from discreet.experiment.attack.identification import updates_of_run
     from discreet.experiment.attack.scoring import metrics_for
 
@@ -382,13 +383,13 @@ def _run_attacks(
                 one = dataclasses.replace(one, updates=updates_of_run(scene.run, protected.protect))
             if people:
                 with working(f"attacking {request.examples} texts under {protected.words}"):
-                    results.append(run_attack(one, scene))
+                    results.append(attack_once(one, scene))
             elif request.attack.identifies:  # it compares candidates and recovers no text
                 with working(f"comparing candidates under {protected.words}"):
-                    results.append(run_attack(one, scene))
+                    results.append(attack_once(one, scene))
             else:
                 with reading(total, main, hidden=json, whole_texts=whole_texts) as watch:
-                    results.append(run_attack(one, scene, watch=watch, should_stop=lambda: bool(stopping)))
+                    results.append(attack_once(one, scene, watch=watch, should_stop=lambda: bool(stopping)))
             if stopping:
                 note("Stopped; the results so far follow.")
                 break

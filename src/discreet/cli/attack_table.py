@@ -388,27 +388,21 @@ def _reject_misfit(request: AttackRequest, scene: Scene, name: str, built: Any =
 
     Without `built`, the protection is not resolved yet and the check is weaker.
     """
-    from discreet.experiment.attack.identification import NOISY
-    from discreet.releases.description import GRADIENT, READS, REPRESENTATION, misfit_error
-    from discreet.releases.protected import fits
+    from discreet.releases.description import GRADIENT, REPRESENTATION
+    from discreet.releases.protected import misfit
 
-    place, identifies = protection_class(name).place, request.attack.identifies
-    kind = request.attack.sees.kind
-    if identifies:
-        suits = place == GRADIENT
-    elif built is None:  # whether gradients are released beside vectors is known once it is built
-        suits = place == kind or kind == GRADIENT
-    else:
-        suits = fits(kind, built)
-    if suits:
+    asked, identifies = protection_class(name), request.attack.identifies
+    place = asked.place
+    found = misfit(request.attack.sees.kind, asked if built is None else built, identifies=identifies)
+    if found is None:
         return
     wanted = REPRESENTATION if place == REPRESENTATION else GRADIENT
     named = _names(wanted, identifies=None if place == GRADIENT else False)
     # these need no further options
     example = next(one for one in ("rss", *_names(GRADIENT, identifies=True), "dager") if one in named)
     again = f"discreet attack {'RUN' if scene.run is not None else f'--protect {name} …'} --attack {example}"
-    error = misfit_error(request.label, NOISY if identifies else READS[kind], name, place)
-    raise _SuggestionError(error.message + f" These fit: {', '.join(named)}; for example `{again}`.")
+    also = f" These fit: {', '.join(named)}; for example `{again}`."
+    raise _SuggestionError(found.error(request.label, also).message)
 
 
 def set_by(option: str, names: Collection[str]) -> Spelling:

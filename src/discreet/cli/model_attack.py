@@ -59,7 +59,7 @@ def attack_trained_model(
     start: float,
 ) -> None:
     """Attack the trained model of a run, and print the metrics with chance and bound, and the verdict."""
-    from discreet.experiment import AttackRequest, SceneRequest, load_scene, run_attack
+    from discreet.experiment import AttackRequest, SceneRequest, attack_once, load_scene
 
     if run is None:
         raise UnsupportedError(
@@ -91,7 +91,7 @@ def attack_trained_model(
     note("The result tells what was in the training data: it is for the owner of the run, not for release.")
     own = {one.name for one in dataclasses.fields(chosen)}  # type: ignore[arg-type]
     with spelled(set_by("--set", own)), spelled(_of_training), stages() as progress:
-        result = run_attack(request, scene, progress=progress)
+        result = attack_once(request, scene, progress=progress)
     for warning in result.details.get("warnings", ()):
         note(warning)
     if json:

@@ -16,7 +16,7 @@ from discreet.core.types import MODEL
 from discreet.explorer.page_data import EXAMPLES, PageData
 from discreet.protections.base import user_fields
 from discreet.releases.description import GRADIENT, REPRESENTATION
-from discreet.releases.protected import fits, protection_of
+from discreet.releases.protected import misfit, protection_of
 
 NONE = "none"
 DELTA = 1e-5
@@ -51,7 +51,7 @@ class Menu:
         return int(values.get("mix", default))
 
 
-def misfit(menu: Menu, attack: str, protect: Any, *, head: bool) -> str | None:
+def why_not(menu: Menu, attack: str, protect: Any, *, head: bool) -> str | None:
     """Return why an attack does not fit a protection, or None if it fits.
 
     With `head`, only a head is trained: its gradient reveals a vector, from which no attack recovers text.
@@ -59,14 +59,8 @@ def misfit(menu: Menu, attack: str, protect: Any, *, head: bool) -> str | None:
     kind, identifies = menu.attacks[attack].sees.kind, menu.attacks[attack].identifies
     if head and kind == GRADIENT and not identifies:
         return f"{attack} needs the gradient of the encoder, but only the head is trained."
-    if protect is None:
-        return None
-    name, place = protect.name, protect.place
-    if not fits(kind, protect):
-        return f"{attack} needs a {kind}, which {name} does not release."
-    if identifies and place != GRADIENT:
-        return f"{attack} compares noisy gradients, but {name} protects the {place}."
-    return None
+    found = misfit(kind, protect, identifies=identifies)
+    return None if found is None else f"{attack} reads {found.reads}; {found.protect} releases {found.leaves}."
 
 
 def offer(menu: Menu, data: PageData) -> dict[str, Any]:
@@ -77,7 +71,7 @@ def offer(menu: Menu, data: PageData) -> dict[str, Any]:
     """
     settings = data.scene(GRADIENT).model.settings
     head = settings.train == "head"
-    bare = {attack: reason for attack in menu.attacks if (reason := misfit(menu, attack, None, head=head))}
+    bare = {attack: reason for attack in menu.attacks if (reason := why_not(menu, attack, None, head=head))}
     protections: list[dict[str, Any]] = [
         {"name": NONE, "words": "The release is not protected.", "dials": [], "misfits": bare, "first": None}
     ]
@@ -97,7 +91,7 @@ def offer(menu: Menu, data: PageData) -> dict[str, Any]:
             except DiscreetError as error:
                 why = str(error)
         misfits = {
-            name: misfit(menu, name, built[attack.sees.kind], head=head) or ""
+            name: why_not(menu, name, built[attack.sees.kind], head=head) or ""
             for name, attack in menu.attacks.items()
             if attack.sees.kind in built
         }

@@ -17,9 +17,9 @@ from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng
 from discreet.data.corpus import check_texts
 from discreet.experiment.attack.request import DEFAULT_METRICS, AttackRequest, AttackResult, Example
-from discreet.experiment.attack.runner import run_attack
+from discreet.experiment.attack.runner import attack_once
 from discreet.experiment.attack.scoring import metrics_for, tokenizer_spelling
-from discreet.explorer.menu import DELTA, LONGEST, NONE, Menu, checked, misfit, started
+from discreet.explorer.menu import DELTA, LONGEST, NONE, Menu, checked, started, why_not
 from discreet.explorer.page_data import PageData
 from discreet.explorer.typed import TypedScene
 from discreet.metrics.table import METRICS, label_of
@@ -87,7 +87,7 @@ def read(
         protect = protection_of(
             question.protection, data.scene(kind).model, values, delta=DELTA, batch_size=size, public=public
         )
-    reason = misfit(menu, question.attack, protect, head=data.scene(kind).model.settings.train == "head")
+    reason = why_not(menu, question.attack, protect, head=data.scene(kind).model.settings.train == "head")
     if reason is not None:
         raise UnsupportedError(
             f"Expected an attack that fits the release. {reason} Choose another attack or protection."
@@ -109,7 +109,7 @@ def read(
         delta=DELTA,
         candidates=count if identifies else None,
     )
-    result = run_attack(request, scene)
+    result = attack_once(request, scene)
     example = None if identifies else closest_example(result, attack, scene, kind)
     share = unknown_share(scene.model.tokenizer, scene.typed.texts)
     return {

@@ -6,6 +6,7 @@ The command line, the report and the explorer use the same wording.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from discreet.core.errors import UnsupportedError
@@ -30,6 +31,7 @@ READS = {
     MODEL: "the trained model",
     TEXT: "released texts",
 }  # by the kind of release that an attack reads
+NOISY = "gradients under the noise of dp-sgd or dir-dp-sgd"  # the releases that 1-of-n reads
 LEAVES = {**READS, TEXT: "gradients of rewritten texts"}  # by the place of a protection
 # Descriptions of the entries of `Knowledge.extra`.
 _EXTRA = {
@@ -41,17 +43,30 @@ _EXTRA = {
 }
 
 
-def misfit_error(attack: str, reads: str, protect: str, place: str) -> UnsupportedError:
-    """Return the error for an attack that reads something other than what a protection releases.
+@dataclass(frozen=True)
+class Misfit:
+    """Why an attack does not fit a protection: what it reads, and the place where the protection is applied.
 
-    >>> print(misfit_error("rss", READS[REPRESENTATION], "dp-sgd", GRADIENT))
+    >>> print(Misfit(READS[REPRESENTATION], "dp-sgd", GRADIENT).error("rss"))
     Expected an attack that fits dp-sgd, got rss, which reads sentence vectors. dp-sgd releases gradients: choose an \
 attack on those, or another protection.
     """
-    return UnsupportedError(
-        f"Expected an attack that fits {protect}, got {attack}, which reads {reads}. {protect} releases "
-        f"{LEAVES.get(place, f'{place}s')}: choose an attack on those, or another protection."
-    )
+
+    reads: str
+    protect: str
+    place: str
+
+    @property
+    def leaves(self) -> str:
+        """What leaves under the protection, in words."""
+        return LEAVES.get(self.place, f"{self.place}s")
+
+    def error(self, attack: str, also: str = "") -> UnsupportedError:
+        """Return the error for an attack of this name; `also` is added to its message."""
+        return UnsupportedError(
+            f"Expected an attack that fits {self.protect}, got {attack}, which reads {self.reads}. {self.protect} "
+            f"releases {self.leaves}: choose an attack on those, or another protection.{also}"
+        )
 
 
 def release_facts(

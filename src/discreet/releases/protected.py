@@ -23,6 +23,7 @@ from discreet.protections.base import (
     RepresentationProtection,
     check_protection,
 )
+from discreet.releases.description import NOISY, READS, Misfit
 from discreet.releases.gradient import hidden_release, open_release, protected_release, rewritten_release
 from discreet.releases.representation import representation_release
 
@@ -84,15 +85,22 @@ def release_of(
     return Released(rewritten_release(model, batch, protect, noise, delta=delta))
 
 
-def fits(kind: str, protect: Any) -> bool:
-    """Return whether a protection releases the kind of data that an attack reads.
+def misfit(kind: str, protect: Any, *, identifies: bool = False) -> Misfit | None:
+    """Return why an attack on a kind of release does not fit a protection, or None if it fits.
 
     Every protection that is applied at each step releases gradients; one that releases stored vectors releases nothing
-    else. A model can be trained under every protection.
+    else. A model can be trained under every protection. An attack that `identifies` a candidate compares noisy
+    gradients, which only a protection of gradients releases. `protect` may be a class: then it is not known yet whether
+    gradients leave beside vectors, and an attack on them fits.
     """
-    if protect is None or kind in (protect.place, ModelRelease.kind):
-        return True
-    return kind == GradientRelease.kind and (protect.place == TextRelease.kind or not protect.stored)
+    if protect is None:
+        return None
+    resolved = not isinstance(protect, type)
+    name, place = protect.name, protect.place
+    if identifies:
+        return None if place == GradientRelease.kind else Misfit(NOISY, name, place)
+    beside = kind == GradientRelease.kind and (not resolved or place == TextRelease.kind or not protect.stored)
+    return None if kind in (place, ModelRelease.kind) or beside else Misfit(READS[kind], name, place)
 
 
 def before_noise(protect: Protection | None, vectors: Tensor) -> Tensor:

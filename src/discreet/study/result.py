@@ -109,14 +109,15 @@ def run(
         folder holds texts that attacks read: keep it as private as the corpus.
     """
     from discreet.runs.people import People, record_study
-    from discreet.study.trial import corpus_of, run_trial
+    from discreet.study.trial import check_rows, corpus_of, run_trial
 
     folder = _folder_of(study, out)
     values = study if isinstance(study, Study) else read_study(Path(study))
     with spelled(in_study_file):
         check(values)
         if not str(values.data["source"]).startswith("hub:"):
-            corpus_of(values.data)  # a missing column is reported once, and not by every trial
+            # A missing column, or an attack on more texts than there are, is reported before any trial trains.
+            check_rows(values, corpus_of(values.data))
     record_study(People(), folder, str(values.data["source"]))
     standing = sweep(
         values,

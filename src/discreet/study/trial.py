@@ -30,9 +30,10 @@ from discreet.core.types import MODEL, TRAINING, UPDATE, Leakage, Trial
 from discreet.data.canaries import Canary, Planting
 from discreet.data.corpus import Corpus
 from discreet.data.sources import TextSource
+from discreet.experiment.attack.identification import DEFAULT_CANDIDATES
 from discreet.experiment.attack.request import AttackResult, Updates, sampling_rate
-from discreet.experiment.attack.runner import run_attack
-from discreet.experiment.attack.scene import Scene, Target
+from discreet.experiment.attack.runner import attack_once
+from discreet.experiment.attack.scene import Scene, Target, attacked_split, check_distinct
 from discreet.experiment.run import RunOptions, RunRequest, TrainedRun, choose_model, model_for, train_once
 from discreet.metrics.intervals import true_positive_rates
 from discreet.metrics.utility import constant_utility, utility_intervals
@@ -43,12 +44,12 @@ from discreet.models.encode import cache_folder, ready
 from discreet.models.task import matched
 from discreet.protections.base import Protection
 from discreet.protections.dir_dp_sgd import DirDPSGD
-from discreet.releases.description import LEAVES, READS
-from discreet.releases.protected import fits
+from discreet.releases.protected import misfit
 from discreet.runs.settings import TrainSettings
 from discreet.study.file import (
     OF_UPDATE,
     ReleaseTable,
+    Study,
     attack_for,
     in_study_file,
     protection_for,
@@ -93,9 +94,9 @@ def _run(planned: Planned) -> Trial:
     for table in settings.get("attacks", ()):
         attack = attack_for(table)
         name, kind = str(table["name"]), attack.sees.kind
-        if trained.protect is not None and not fits(kind, trained.protect):
-            leaves = LEAVES[trained.protect.place]
-            skipped[name] = f"It reads {READS[kind]}; under this protection only {leaves} leave."
+        found = misfit(kind, trained.protect)
+        if found is not None:
+            skipped[name] = f"It reads {found.reads}; under this protection only {found.leaves} leave."
             continue
         try:
             of_update, of_training = _attacked(table, attack, trained, settings, seed)
@@ -157,18 +158,18 @@ def _attacked(
 ) -> tuple[AttackResult, AttackResult | None]:
     """Return an attack on one release and, where it identifies candidates, on all updates of the training."""
     if attack.sees.kind == MODEL:
-        return run_attack(request_for(table, attack, None, ReleaseTable.delta, seed), trained.scene), None
+        return attack_once(request_for(table, attack, None, ReleaseTable.delta, seed), trained.scene), None
     scene, protect = scene_of(settings, seed, attack.sees.kind), trained.protect
     released = DirDPSGD.for_model(scene.model, protect.concentration) if isinstance(protect, DirDPSGD) else protect
     delta = parse(ReleaseTable, settings.get("release", {}), "release").delta
     request = request_for(table, attack, released, delta, seed)
-    result = run_attack(request, scene)
+    result = attack_once(request, scene)
     if not attack.identifies or trained.updates is None:
         return result, None
     # What the training releases are the gradients of the layers that it trains.
     all_updates = replace(request, protect=protect, steps=1, updates=trained.updates)
     shared = with_trained_layers(settings, trained.details["trained"])
-    return result, run_attack(all_updates, scene_of(shared, seed, attack.sees.kind))
+    return result, attack_once(all_updates, scene_of(shared, seed, attack.sees.kind))
 
 
 def with_trained_layers(settings: Mapping[str, Any], train: str) -> dict[str, Any]:
@@ -207,6 +208,21 @@ def _trained(settings: Mapping[str, Any], seed: int) -> _Trained:
     target = Target(private, request, event, run.plan.adjacency, guarantee, cache_folder(), canaries)
     scene = Scene.of(private, model.eval(), origin=f"the trained {request.model.encoder}", target=target)
     return _Trained(run.utility, guarantee, details, run.plan.protect, updates, scene)
+
+
+def check_rows(study: Study, corpus: Corpus) -> None:
+    """Reject attacks on more texts than there are, which no trial could run."""
+    release = parse(ReleaseTable, study.release, "release")
+    rows = attacked_split(corpus, release.split)
+    for table in study.attacks:
+        attack = attack_for(table)
+        if attack.sees.kind == MODEL:
+            continue
+        request, name = request_for(table, attack, None, release.delta, 0), "examples"
+        count = request.examples
+        if attack.identifies:
+            count, name = request.candidates or DEFAULT_CANDIDATES, "candidates"
+        check_distinct(rows, count, request.max_words, name)
 
 
 def training_request(settings: Mapping[str, Any], corpus: Corpus, seed: int) -> RunRequest:

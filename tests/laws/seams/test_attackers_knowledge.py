@@ -14,7 +14,7 @@ from discreet.cli.attack_table import summary
 from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, Guess, Knowledge, Release, RepresentationRelease
 from discreet.data.corpus import Corpus
-from discreet.experiment import AttackRequest, Scene, run_attack
+from discreet.experiment import AttackRequest, Scene, attack_once
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.releases.description import GRADIENT
 from discreet.releases.protected import protection_of
@@ -93,7 +93,7 @@ def test_all_that_is_passed_is_named(
         kind, values = ("dp-sgd", {"noise_multiplier": 1.0}) if gradient else ("texthide", {"mix": 1})
         protect = protection_of(kind, scene.model, values, delta=1e-5, batch_size=2)
     size = 1 if gradient else 2
-    found = run_attack(AttackRequest(spy, protect, name, examples=2, batch_size=size, noise_seed=0), scene)
+    found = attack_once(AttackRequest(spy, protect, name, examples=2, batch_size=size, noise_seed=0), scene)
     seen, knows = passed[0]
     assert isinstance(seen, GradientRelease | RepresentationRelease)
     given = "; ".join(found.release["given"])
@@ -107,12 +107,12 @@ def test_all_that_is_passed_is_named(
 
 def test_the_candidates_of_one_of_n_and_what_is_known_of_the_batch_are_named(scenes: dict[str, Scene]) -> None:
     request = AttackRequest(attack_class("one-of-n")(), name="one-of-n", candidates=8, draws=100)
-    given = "; ".join(run_attack(request, scenes[GRADIENT]).release["given"])
+    given = "; ".join(attack_once(request, scenes[GRADIENT]).release["given"])
     for words in ("weights", "8 candidate texts", "the private one among them", "all other members of the batch"):
         assert words in given
 
 
 def test_an_attack_on_vectors_says_that_the_private_texts_are_among_the_candidates(scenes: dict[str, Scene]) -> None:
     request = AttackRequest(attack_class("rss")(), name="rss", examples=2, batch_size=2)
-    given = "; ".join(run_attack(request, scenes["representation"]).release["given"])
+    given = "; ".join(attack_once(request, scenes["representation"]).release["given"])
     assert "12 candidate texts, among them the 2 private texts under attack" in given

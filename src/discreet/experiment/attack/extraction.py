@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -48,7 +47,7 @@ from discreet.core.types import MODEL, Knowledge, Leakage, ModelRelease
 from discreet.data.batches import Tokens, Vectors, tokens_for
 from discreet.data.canaries import Canary
 from discreet.data.corpus import Corpus
-from discreet.experiment.attack.request import AttackRequest, AttackResult, Callbacks, Example, Progress
+from discreet.experiment.attack.request import AttackRequest, Callbacks, Example, Findings, Progress
 from discreet.experiment.attack.scene import Scene, Target
 from discreet.experiment.attack.signals import outputs_of, token_scores
 from discreet.metrics.categories import fragments, table_of_items
@@ -76,12 +75,12 @@ _CHUNK = 1000  # texts between two reports of progress
 _OTHER_SECRETS = 16  # secrets that are compared to find where in a text the secret's tokens are
 
 
-def extract(request: AttackRequest, scene: Scene, callbacks: Callbacks) -> AttackResult:
+def extract(request: AttackRequest, scene: Scene, callbacks: Callbacks) -> Findings:
     """Run an attack on what the trained model of a scene memorized, and measure it.
 
     Guarantee: none for the result, which holds private texts; it states the guarantee of the model.
     """
-    start, attack, target = time.monotonic(), request.attack, scene.target
+    attack, target = request.attack, scene.target
     assert target is not None
     measured: Measured
     if isinstance(attack, CanaryExposure):
@@ -97,14 +96,12 @@ def extract(request: AttackRequest, scene: Scene, callbacks: Callbacks) -> Attac
         "scope": MODEL,
         "given": ["the model, which it can query", *measured.given],
     }
-    return AttackResult(
-        attack=request.label,
+    return Findings(
         leakages=measured.leakages,
         examples=measured.examples,
         release=facts,
         guarantee=target.guarantee,
         epsilon_by_adjacency=_epsilon(target),
-        seconds=time.monotonic() - start,
         bounds=measured.bounds,
         details=measured.details,
         verdict=measured.verdict,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,12 +16,12 @@ from discreet.core.randomness import Rng
 from discreet.core.types import TRAINING, UPDATE, Leakage
 from discreet.data.corpus import Corpus
 from discreet.data.samplers import FixedSize, Poisson
-from discreet.experiment.attack.request import AttackRequest, AttackResult, Callbacks, Updates, sampling_rate
+from discreet.experiment.attack.request import AttackRequest, Callbacks, Findings, Updates, sampling_rate
 from discreet.mechanisms.von_mises_fisher import VonMisesFisher
 from discreet.metrics.intervals import clopper_pearson
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
-from discreet.releases.description import gradient_facts, misfit_error
+from discreet.releases.description import NOISY, Misfit, gradient_facts
 from discreet.releases.protected import epsilon_by_adjacency
 
 if TYPE_CHECKING:
@@ -31,13 +30,12 @@ if TYPE_CHECKING:
 
 METRIC = "identified"
 METRICS = (METRIC,)
-NOISY = f"gradients under the noise of {DPSGD.name} or {DirDPSGD.name}"  # the releases that 1-of-n can attack
 DEFAULT_CANDIDATES = 64
 _DRAW_STEPS = 640_000  # draws times steps of a training run that are simulated
 _UNPROTECTED = NoGuaranteeDpEvent("the release was not protected")
 
 
-def identify(request: AttackRequest, scene: Scene, callbacks: Callbacks) -> AttackResult:
+def identify(request: AttackRequest, scene: Scene, callbacks: Callbacks) -> Findings:
     """Return how often the best attack identifies the right one of n candidates, and the bound for any attack.
 
     The releases are simulated exactly from the candidates' inner products, which the scene caches: another noise
@@ -47,7 +45,6 @@ def identify(request: AttackRequest, scene: Scene, callbacks: Callbacks) -> Atta
     Guarantee: that of the composed steps, for a record that is in all of them, or that of the training run; the noise
         of a real release must be secret.
     """
-    start = time.monotonic()
     _check_request(request)
     rng = Rng(request.seed)
     count = DEFAULT_CANDIDATES if request.candidates is None else request.candidates
@@ -67,14 +64,12 @@ def identify(request: AttackRequest, scene: Scene, callbacks: Callbacks) -> Atta
             assumptions=(*assumed, "the noise is secret; here it was simulated"),
         ).with_caveats(frozenset() if updates is None else updates.caveats)
     proven = updates is None or updates.certified
-    return AttackResult(
-        attack=request.label,
+    return Findings(
         leakages=(Leakage(METRIC, result.success, low, high, result.draws, result.chance),),
         examples=(),
         release=_facts(request, scene, count),
         guarantee=stated,
         epsilon_by_adjacency=epsilon_by_adjacency(request.protect, request.delta, event=event),
-        seconds=time.monotonic() - start,
         bound=most_identified(event, count, null_adjacency(request.protect)) if proven else None,
     )
 
@@ -166,7 +161,7 @@ def _check_request(request: AttackRequest) -> None:
     if request.first_words is not None:
         raise invalid("first_words", request.first_words, "left out for 1-of-n", "It compares complete texts.")
     if protect is not None and not isinstance(protect, DPSGD | DirDPSGD):
-        raise misfit_error(request.label, NOISY, protect.name, protect.place)
+        raise Misfit(NOISY, protect.name, protect.place).error(request.label)
     if request.batch_size != 1:
         remedy = "This attacker knows the other members of the batch and subtracts them; they change nothing."
         raise invalid("batch_size", request.batch_size, "1 for 1-of-n", remedy)

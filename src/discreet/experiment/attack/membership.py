@@ -29,7 +29,7 @@ from discreet.data.corpus import Corpus
 from discreet.experiment.attack.given_references import GivenReferences, too_few
 from discreet.experiment.attack.neighbours import neighbour_losses
 from discreet.experiment.attack.references import ReferenceText, fresh_model, random_halves, reference_outputs
-from discreet.experiment.attack.request import AttackRequest, AttackResult, Callbacks, Progress
+from discreet.experiment.attack.request import AttackRequest, Callbacks, Findings, Progress
 from discreet.experiment.attack.scene import Scene, Target, text_keys
 from discreet.experiment.attack.signals import outputs_of, token_scores
 from discreet.metrics import membership as metric
@@ -77,7 +77,7 @@ class Candidates:
         return np.asarray(self.corpus.unit_index[self.rows])
 
 
-def attack_members(request: AttackRequest, scene: Scene, callbacks: Callbacks) -> AttackResult:
+def attack_members(request: AttackRequest, scene: Scene, callbacks: Callbacks) -> Findings:
     """Run a membership attack on the trained model of a scene, and measure it.
 
     Guarantee: none for the result, which says who was in the training data; it states the guarantee of the model.
@@ -106,8 +106,7 @@ def attack_members(request: AttackRequest, scene: Scene, callbacks: Callbacks) -
     leakages = measure(scored, float(guess.details["threshold"]))
     certificate = Certificate.of(target)
     bounds = {} if certificate is None else certificate.bounds()
-    return AttackResult(
-        attack=request.label,
+    return Findings(
         leakages=leakages,
         examples=(),
         release={
@@ -119,7 +118,6 @@ def attack_members(request: AttackRequest, scene: Scene, callbacks: Callbacks) -
         },
         guarantee=target.guarantee,
         epsilon_by_adjacency=_epsilon(target),
-        seconds=time.monotonic() - start,
         preparing=preparing,
         bounds=bounds,
         details={

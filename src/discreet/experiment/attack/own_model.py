@@ -11,7 +11,7 @@ from discreet.catalog import ATTACKS, attack_of
 from discreet.core.errors import DataError, UnsupportedError, invalid, one_of, whole
 from discreet.data.corpus import Corpus
 from discreet.experiment.attack.request import DEFAULT_METRICS, AttackRequest, AttackResult
-from discreet.experiment.attack.runner import run_attack
+from discreet.experiment.attack.runner import attack_once
 from discreet.experiment.attack.scene import Scene
 from discreet.models.base import TextModel
 from discreet.models.classifier import Classifier
@@ -89,7 +89,7 @@ def attack(
     training = own.training
     own.eval()
     try:
-        return run_attack(request, scene)
+        return attack_once(request, scene)
     finally:
         own.train(training)
 

@@ -7,7 +7,6 @@ attack sees only that. What the attacker knows besides is a register of people, 
 from __future__ import annotations
 
 import csv
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,15 +22,15 @@ from discreet.attacks.extraction.pseudonyms import PseudonymDictionary, pseudony
 from discreet.core.errors import DataError, UnsupportedError, first_line, invalid, setting
 from discreet.core.guarantee import Guarantee
 from discreet.core.randomness import Rng
-from discreet.core.types import GradientRelease, Guess, Knowledge, Leakage, RepresentationRelease, TextRelease
+from discreet.core.types import Guess, Knowledge, Leakage, RepresentationRelease, TextRelease
 from discreet.data.corpus import Corpus
 from discreet.data.notes import identifiers_in, patients_of, public_names, secrets_in, secrets_of, without_identifiers
-from discreet.experiment.attack.request import AttackRequest, AttackResult, Callbacks, Example
+from discreet.experiment.attack.request import AttackRequest, Callbacks, Example, Findings
 from discreet.experiment.attack.scene import Scene
 from discreet.metrics.intervals import share_interval
 from discreet.models.language_model import LanguageModel
 from discreet.protections.words.swap import WordSwap
-from discreet.releases.description import misfit_error
+from discreet.releases.description import READS, TEXT, Misfit
 from discreet.releases.protected import attacker_pairs, epsilon_by_adjacency, release_of
 
 RE_IDENTIFIED, REVERSED, ATTRIBUTE = "re_identified", "names_reversed", "attribute_accuracy"
@@ -62,19 +61,16 @@ class Outcome:
     people: Sequence[str] | None = None
 
 
-def attack_people(request: AttackRequest, scene: Scene, callbacks: Callbacks) -> AttackResult:
+def attack_people(request: AttackRequest, scene: Scene, callbacks: Callbacks) -> Findings:
     """Run an attack on the people behind some rows of a scene, and measure how often it is right.
 
     Guarantee: none for the result, which says who a text is about; it states the guarantee of the release.
     """
-    start, rng, attack = time.monotonic(), Rng(request.seed), request.attack
-    if request.protect is not None and request.protect.place == GradientRelease.kind:
-        remedy = "It reads released texts or vectors."
-        raise misfit_error(request.label, remedy, request.protect.name, request.protect.place)
+    rng, attack = Rng(request.seed), request.attack
     generated = isinstance(scene.model, LanguageModel) and isinstance(attack, Linkage) and scene.run is not None
     if generated and isinstance(attack, Linkage):
         outcome = link_generated(attack, request, scene, rng)
-        return _result(request, outcome, start)
+        return _result(request, outcome)
     rows = scene.draw(request.examples, rng.fork("rows"), max_words=request.max_words)
     noise = Rng.secret() if request.noise_seed is None else Rng(request.noise_seed).fork("noise")
     callbacks.progress("attacking", 0, 1)
@@ -87,21 +83,19 @@ def attack_people(request: AttackRequest, scene: Scene, callbacks: Callbacks) ->
     else:
         raise UnsupportedError(f"Expected an attack on people, got {request.label}. Use another function.")
     callbacks.progress("attacking", 1, 1)
-    return _result(request, outcome, start)
+    return _result(request, outcome)
 
 
-def _result(request: AttackRequest, outcome: Outcome, start: float) -> AttackResult:
+def _result(request: AttackRequest, outcome: Outcome) -> Findings:
     right = np.asarray(outcome.right, dtype=bool)
     _, people = np.unique(outcome.people, return_inverse=True) if outcome.people else (None, np.arange(len(right)))
     low, high = share_interval(right, people)
-    return AttackResult(
-        attack=request.label,
+    return Findings(
         leakages=(Leakage(outcome.metric, float(right.mean()), low, high, len(right), outcome.chance),),
         examples=outcome.examples,
         release=outcome.release,
         guarantee=outcome.guarantee,
         epsilon_by_adjacency=epsilon_by_adjacency(request.protect, request.delta, stated=outcome.guarantee),
-        seconds=time.monotonic() - start,
         details=outcome.details,
         verdict=outcome.verdict,
     )
@@ -395,7 +389,7 @@ def _rewritten(request: AttackRequest, texts: Sequence[str], noise: Rng) -> tupl
     if request.protect is None:
         return TextRelease(tuple(texts)), None
     if not isinstance(request.protect, WordSwap):
-        raise misfit_error(request.label, "texts", request.protect.name, request.protect.place)
+        raise Misfit(READS[TEXT], request.protect.name, request.protect.place).error(request.label)
     release = request.protect.release(list(texts), noise.fork("rewrite"))
     return release, release.guarantee
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from discreet.attacks.base import Mixing, Need
+from discreet.attacks.base import Attack, Mixing, Need
 from discreet.core.guarantee import Guarantee
 from discreet.core.randomness import Rng
-from discreet.core.types import Knowledge, RepresentationRelease
+from discreet.core.types import Knowledge, Release, RepresentationRelease
 from discreet.data.corpus import Corpus
-from discreet.experiment.attack.request import AttackRequest, AttackResult, Callbacks, Example
+from discreet.experiment.attack.request import AttackRequest, Callbacks, Example, Findings
 from discreet.experiment.attack.scene import Scene
 from discreet.experiment.attack.scoring import (
     check_countable,
@@ -24,83 +26,169 @@ from discreet.experiment.attack.scoring import (
 from discreet.metrics.table import METRICS, Compares
 from discreet.models import encoder
 from discreet.models.base import TextModel
-from discreet.releases.description import READS, attacker_inputs, misfit_error, release_facts
+from discreet.releases.description import attacker_inputs, release_facts
 from discreet.releases.protected import (
     Released,
     attacker_pairs,
     before_noise,
     epsilon_by_adjacency,
-    fits,
     release_of,
 )
 
 _PUBLIC = 2000  # public texts that are encoded for attacks on vectors
 
 
-def reconstruct(request: AttackRequest, scene: Scene, callbacks: Callbacks) -> AttackResult:
+class Releases(ABC):
+    """Releases to attack one after the other, from rows of a scene or from recorded messages."""
+
+    finished: bool = True  # False if the owner stopped the attack before the last one
+
+    @abstractmethod
+    def each(self) -> Iterator[Attacked]:
+        """Yield the releases, each made or read when it is needed."""
+
+    @abstractmethod
+    def facts(self, first: Attacked) -> dict[str, Any]:
+        """Return what the attacker sees and knows, as plain values, from the first release."""
+
+    def unread(self, metrics: Sequence[str]) -> tuple[list[Example], dict[str, Any]]:
+        """Return the examples and facts of an attack to which no release was readable."""
+        return [], {}
+
+    def candidates(self, first: Attacked) -> Sequence[str]:
+        """Return the texts that the attacker chooses among."""
+        return ()
+
+    def unknown_share(self) -> float:
+        """Return the share of tokens in the attacked texts that the tokenizer does not know."""
+        return 0.0
+
+
+@dataclass(frozen=True)
+class Attacked:
+    """One release: its number, what the attacker sees and knows, and the truth, which the attacker never holds.
+
+    `rows` are those of the truth that each released vector belongs to.
+    """
+
+    number: int
+    seen: Release
+    knows: Knowledge
+    model: TextModel
+    truth: Corpus
+    rows: tuple[int, ...] | None = None
+
+
+def read_each(
+    request: AttackRequest, attack: Attack, releases: Releases, metrics: Sequence[str], callbacks: Callbacks
+) -> Findings:
+    """Attack releases one after the other, as many as the requested examples need, and score the guesses.
+
+    Guarantee: none for the result, which holds private texts; it states the guarantee of one release.
+    """
+    rng = Rng(request.seed)
+    examples: list[Example] = []
+    facts: dict[str, Any] = {}
+    candidates: Sequence[str] = ()
+    guarantee: Guarantee | None = None
+    stopped = 0
+    for one in releases.each():
+        guess = attack.run(one.seen, one.knows, rng.fork("attack", one.number))
+        stopped += bool(guess.details.get("stopped_by_time_limit"))
+        truth = one.truth if one.rows is None or not attack.aligned else one.truth.take(one.rows)
+        scored = score_guess(attack, guess, truth, one.model, metrics, one.number)
+        if not facts:
+            facts, candidates = releases.facts(one), releases.candidates(one)
+        guarantee = with_larger_epsilon(guarantee, one.seen.guarantee)
+        examples += scored
+        for example in scored:
+            callbacks.watch(example)
+        if len(examples) >= request.examples:
+            break
+    if not examples:
+        examples, facts = releases.unread(metrics)
+    return Findings(
+        leakages=measure_leakage(examples, metrics, rng.fork("leakage"), candidates),
+        examples=tuple(examples),
+        release=facts,
+        guarantee=guarantee,
+        finished=releases.finished,
+        stopped=stopped,
+        unknown_share=releases.unknown_share(),
+    )
+
+
+def reconstruct(request: AttackRequest, scene: Scene, callbacks: Callbacks) -> Findings:
     """Select rows, release what a server would see of them, attack each release, and score the guesses.
 
     Guarantee: none for the result, which holds private texts; it states the guarantee of one release.
     """
-    reject_misfit(request)
-    start = time.monotonic()
-    rng = Rng(request.seed)
-    noise = Rng.secret() if request.noise_seed is None else Rng(request.noise_seed).fork("noise")
+    start, rng = time.monotonic(), Rng(request.seed)
     metrics = (*metrics_for(request.attack, request.metrics), *further_metrics(request.attack, request.metrics))
     rows = scene.draw(request.examples, rng.fork("rows"), max_words=request.max_words)
     check_countable(request.metrics, rows.texts)
     attack = request.attack.within(request.seconds).informed(mixing(request))
     model = attack.craft(scene.model, rng.fork("craft"))
     knows = knowledge(request, scene, model, rows)  # excludes the attacked texts, truncated or not
-    attacked = rows.texts
-    rows = truncate_words(rows, request.first_words)
+    compared = any(METRICS[metric].compares is Compares.CANDIDATES for metric in metrics)
+    releases = RowReleases(request, scene, rows, model, knows, compared, callbacks.should_stop)
     preparing = time.monotonic() - start
-    examples: list[Example] = []
-    facts: dict[str, Any] = {}
-    guarantee: Guarantee | None = None
-    finished, stopped = True, 0
-    for number in range(len(rows) // request.batch_size):
-        if number and callbacks.should_stop():
-            finished = False
-            break
-        batch = rows.take(range(number * request.batch_size, (number + 1) * request.batch_size))
-        partners = scene.partners(request.protect, batch)
-        release = make_release(request, model, batch, noise.fork("release", number), partners)
-        guess = attack.run(release.seen, knows, rng.fork("attack", number))
-        stopped += bool(guess.details.get("stopped_by_time_limit"))
-        truth = batch if release.rows is None or not attack.aligned else batch.take(release.rows)
-        scored = score_guess(attack, guess, truth, model, metrics, number)
-        if not number:
-            facts = release_facts(
-                release.seen,
-                model,
-                scene.origin,
-                request.protect,
-                batch_size=request.batch_size,
-                steps=request.steps,
-                first_words=request.first_words,
-            )
-            facts["given"] = attacker_inputs(release.seen, knows, attacked, scene.public_origin, attack.crafts)
-        guarantee = with_larger_epsilon(guarantee, release.seen.guarantee)
-        examples += scored
-        for example in scored:
-            callbacks.watch(example)
-    candidates: list[str] = []
-    if any(METRICS[metric].compares is Compares.CANDIDATES for metric in metrics):
-        candidates = [tokenizer_spelling(model, text) for text in knows.candidates]
-    return AttackResult(
-        attack=request.label,
-        leakages=measure_leakage(examples, metrics, rng.fork("leakage"), candidates),
-        examples=tuple(examples),
-        release=facts,
-        guarantee=guarantee,
-        epsilon_by_adjacency=epsilon_by_adjacency(request.protect, request.delta, stated=guarantee),
-        seconds=time.monotonic() - start,
-        finished=finished,
-        preparing=preparing,
-        stopped=stopped,
-        unknown_share=encoder.unknown_share(model.tokenizer, rows.texts),
-    )
+    found = read_each(request, attack, releases, metrics, callbacks)
+    columns = epsilon_by_adjacency(request.protect, request.delta, stated=found.guarantee)
+    return replace(found, epsilon_by_adjacency=columns, preparing=preparing)
+
+
+@dataclass
+class RowReleases(Releases):
+    """Releases of rows of a scene, as many texts in each as a batch has."""
+
+    request: AttackRequest
+    scene: Scene
+    rows: Corpus
+    model: TextModel
+    knows: Knowledge
+    compared: bool  # whether a metric compares candidates
+    should_stop: Callable[[], bool]
+
+    def each(self) -> Iterator[Attacked]:
+        """Yield the release of each batch; its noise comes from the operating system, or from the request's seed."""
+        request, rows = self.request, self._attacked
+        noise = Rng.secret() if request.noise_seed is None else Rng(request.noise_seed).fork("noise")
+        for number in range(len(rows) // request.batch_size):
+            if number and self.should_stop():
+                self.finished = False
+                return
+            batch = rows.take(range(number * request.batch_size, (number + 1) * request.batch_size))
+            partners = self.scene.partners(request.protect, batch)
+            release = make_release(request, self.model, batch, noise.fork("release", number), partners)
+            yield Attacked(number, release.seen, self.knows, self.model, batch, release.rows)
+
+    def facts(self, first: Attacked) -> dict[str, Any]:
+        """Return the size of the release, the protection, and what the attacker was given."""
+        request, scene = self.request, self.scene
+        facts = release_facts(
+            first.seen,
+            self.model,
+            scene.origin,
+            request.protect,
+            batch_size=request.batch_size,
+            steps=request.steps,
+            first_words=request.first_words,
+        )
+        inputs = attacker_inputs(first.seen, self.knows, self.rows.texts, scene.public_origin, request.attack.crafts)
+        return {**facts, "given": inputs}
+
+    def candidates(self, first: Attacked) -> Sequence[str]:
+        """Return the candidates as the tokenizer spells them, if a metric compares them."""
+        return [tokenizer_spelling(self.model, text) for text in self.knows.candidates] if self.compared else ()
+
+    def unknown_share(self) -> float:
+        """Return the share of unknown tokens in the attacked texts."""
+        return encoder.unknown_share(self.model.tokenizer, self._attacked.texts)
+
+    @property
+    def _attacked(self) -> Corpus:
+        return truncate_words(self.rows, self.request.first_words)
 
 
 def make_release(
@@ -110,16 +198,8 @@ def make_release(
 
     Guarantee: that of the protection for this one release, in the release; none without a protection.
     """
-    reject_misfit(request)
     sees, protect = request.attack.sees, request.protect
     return release_of(sees, protect, model, batch, noise, delta=request.delta, steps=request.steps, public=public)
-
-
-def reject_misfit(request: AttackRequest) -> None:
-    """Reject an attack on something that its protection does not release, before any work is done."""
-    kind, protect = request.attack.sees.kind, request.protect
-    if not fits(kind, protect):
-        raise misfit_error(request.label, READS[kind], protect.name, protect.place)
 
 
 def knowledge(request: AttackRequest, scene: Scene, model: TextModel, rows: Corpus) -> Knowledge:
@@ -160,7 +240,7 @@ def truncate_words(rows: Corpus, words: int | None) -> Corpus:
     """
     if words is None:
         return rows
-    return dataclasses.replace(rows, texts=tuple(" ".join(text.split()[:words]) for text in rows.texts))
+    return replace(rows, texts=tuple(" ".join(text.split()[:words]) for text in rows.texts))
 
 
 def with_larger_epsilon(first: Guarantee | None, second: Guarantee | None) -> Guarantee | None:

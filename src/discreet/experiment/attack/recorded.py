@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,8 +23,9 @@ from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, Knowledge, Leakage
 from discreet.data.corpus import Corpus
 from discreet.experiment.attack.identification import DEFAULT_CANDIDATES, METRIC
-from discreet.experiment.attack.request import AttackRequest, AttackResult, Example
-from discreet.experiment.attack.scoring import measure_leakage, metrics_for, score_guess
+from discreet.experiment.attack.reconstruction import Attacked, Releases, read_each
+from discreet.experiment.attack.request import AttackRequest, Callbacks, Example, Findings, Source
+from discreet.experiment.attack.scoring import metrics_for
 from discreet.federated.aggregation import UPDATE
 from discreet.federated.client import BATCHES, Task
 from discreet.federated.record import read_rounds
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 SERVER_VIEW, WIRE_VIEW, CLIENT_VIEW = "server", "wire", "client-"
 _NO_CLIP = 1e30
+_ORIGIN = "the model of each round"
 
 
 @dataclass(frozen=True)
@@ -62,12 +63,12 @@ def has_record(folder: Path) -> bool:
     return (folder / SETTINGS).exists() and (folder / SERVER / "record").exists()
 
 
-class Recorded:
+class Recorded(Source):
     """The recorded messages of a federated run, and what is needed to attack and score them."""
 
-    def __init__(self, folder: Path) -> None:
-        """Read the settings, the schedule and the messages."""
-        self.folder = folder
+    def __init__(self, folder: Path, view: str = SERVER_VIEW) -> None:
+        """Read the settings, the schedule and the messages, as one view sees them."""
+        self.folder, self.view = folder, view
         self.settings = Federation.read(folder / SETTINGS)
         if self.settings.exchange != GRADIENTS:
             raise UnsupportedError(
@@ -79,8 +80,22 @@ class Recorded:
         self.splits = {client: self.settings.corpus_of(client).split("train") for client in self.schedule.sizes}
         self.model = self.settings.build()
 
-    def observed(self, view: str) -> list[Observed]:
-        """Return the gradients that a view holds; empty if it holds none that can be read."""
+    def attacked(self, request: AttackRequest, callbacks: Callbacks) -> Findings:
+        """Run an attack on as many gradients of the view as the requested examples need, and score it.
+
+        Guarantee: none for the result, which holds private texts.
+        """
+        attack = request.attack.within(request.seconds)
+        if attack.sees is not GradientRelease:
+            raise UnsupportedError(f"Expected an attack on gradients, got {attack.label}. Clients send gradients.")
+        if isinstance(attack, OneOfN):
+            return _identify(request, self, self.observed())
+        releases = MessageReleases(request, self, callbacks.should_stop)
+        return read_each(request, attack, releases, metrics_for(attack, request.metrics), callbacks)
+
+    def observed(self) -> list[Observed]:
+        """Return the gradients that the view holds; empty if it holds none that can be read."""
+        view = self.view
         if view == SERVER_VIEW:
             if self.settings.aggregation.visible == "sum":
                 return [
@@ -204,64 +219,37 @@ class Recorded:
         return self.settings.protect.resolve(Conditions(self.model, units, units, size, task.steps, epochs, delta))
 
 
-def attack_recorded(
-    request: AttackRequest,
-    folder: Path,
-    view: str = SERVER_VIEW,
-    *,
-    watch: Callable[[Example], None] = lambda example: None,
-    should_stop: Callable[[], bool] = lambda: False,
-) -> AttackResult:
-    """Run an attack on the recorded gradients of a view, as many as `request.examples` texts need, and score it.
+@dataclass
+class MessageReleases(Releases):
+    """The recorded gradients of a view, with the rows that are in each."""
 
-    Guarantee: none for the result, which holds private texts.
-    """
-    start = time.monotonic()
-    recorded = Recorded(folder)
-    attack = request.attack.within(request.seconds)
-    if attack.sees is not GradientRelease:
-        raise UnsupportedError(f"Expected an attack on gradients, got {attack.label}. Clients send gradients.")
-    observed = recorded.observed(view)
-    if isinstance(attack, OneOfN):
-        return _identify(request, recorded, observed, view, start)
-    metrics = metrics_for(attack, request.metrics)
-    rng, facts, stopped = Rng(request.seed), dict[str, Any](), 0
-    examples: list[Example] = []
-    for number, one in enumerate(observed):
-        if len(examples) >= request.examples or (number and should_stop()):
-            break
-        truth = recorded.truth(one)
-        if not len(truth):
-            continue
-        seen, model = recorded.release(one)
-        knows = Knowledge(model, defence=recorded.settings.protect)
-        guess = attack.run(seen, knows, rng.fork("attack", number))
-        stopped += bool(guess.details.get("stopped_by_time_limit"))
-        facts = facts or _facts(recorded, seen, model, knows, view)
-        scored = score_guess(attack, guess, truth, model, metrics, number)
-        examples += scored
-        for example in scored:
-            watch(example)
-    if not examples:  # nothing that this view holds can be read: every text stays unread
-        examples = _unread(recorded, request.examples, metrics)
-        facts = {"kind": "gradient", "view": view, "model": "the model of each round", "batch_size": 0, "steps": 1}
-        facts |= {
-            "parameters": "no readable gradient",
-            "numbers": 0,
-            "known": [],
-            "given": ["encrypted or masked bytes"],
-        }
-        facts["protection"] = None
-    return AttackResult(
-        attack=request.label,
-        leakages=measure_leakage(examples, metrics, rng.fork("leakage")),
-        examples=tuple(examples),
-        release=facts,
-        guarantee=None,
-        epsilon_by_adjacency={},
-        seconds=time.monotonic() - start,
-        stopped=stopped,
-    )
+    request: AttackRequest
+    recorded: Recorded
+    should_stop: Callable[[], bool]
+
+    def each(self) -> Iterator[Attacked]:
+        """Yield every gradient that holds rows, at the weights of its round."""
+        for number, one in enumerate(self.recorded.observed()):
+            if number and self.should_stop():
+                self.finished = False
+                return
+            truth = self.recorded.truth(one)
+            if len(truth):
+                seen, model = self.recorded.release(one)
+                knows = Knowledge(model, defence=self.recorded.settings.protect)
+                yield Attacked(number, seen, knows, model, truth)
+
+    def facts(self, first: Attacked) -> dict[str, Any]:
+        """Return the size of the gradient, the protection, and what the view knows."""
+        assert isinstance(first.seen, GradientRelease)
+        return _facts(self.recorded, first.seen, first.model, first.knows)
+
+    def unread(self, metrics: Sequence[str]) -> tuple[list[Example], dict[str, Any]]:
+        """Return that every text stays unread, if the view holds nothing that can be read."""
+        facts: dict[str, Any] = {"kind": "gradient", "view": self.recorded.view, "model": _ORIGIN, "batch_size": 0}
+        facts |= {"steps": 1, "parameters": "no readable gradient", "numbers": 0, "known": [], "protection": None}
+        facts["given"] = ["encrypted or masked bytes"]
+        return _unread(self.recorded, self.request.examples, metrics), facts
 
 
 def _unread(recorded: Recorded, count: int, metrics: Sequence[str]) -> list[Example]:
@@ -271,15 +259,13 @@ def _unread(recorded: Recorded, count: int, metrics: Sequence[str]) -> list[Exam
     return [Example(text, "", {m: METRICS[m].score("", text) for m in metrics if METRICS[m].pair}) for text in texts]
 
 
-def _facts(recorded: Recorded, seen: GradientRelease, model: TextModel, knows: Knowledge, view: str) -> dict[str, Any]:
+def _facts(recorded: Recorded, seen: GradientRelease, model: TextModel, knows: Knowledge) -> dict[str, Any]:
     protect = recorded.settings.protect
-    facts = release_facts(seen, model, "the model of each round", protect, batch_size=seen.batch_size, steps=1)
-    return {**facts, "view": view, "given": attacker_inputs(seen, knows, (), "", False)}
+    facts = release_facts(seen, model, _ORIGIN, protect, batch_size=seen.batch_size, steps=1)
+    return {**facts, "view": recorded.view, "given": attacker_inputs(seen, knows, (), "", False)}
 
 
-def _identify(
-    request: AttackRequest, recorded: Recorded, observed: Sequence[Observed], view: str, start: float
-) -> AttackResult:
+def _identify(request: AttackRequest, recorded: Recorded, observed: Sequence[Observed]) -> Findings:
     """Return how often the right one of n candidates is identified in recorded gradients.
 
     The attacker knows all other rows of a gradient and subtracts them. With TextHide a row does not add its own
@@ -321,21 +307,16 @@ def _identify(
         knows = Knowledge(model, defence=protect, extra={"candidates": candidates})
         guess = attack.run(alone, knows, rng.fork("attack", number))
         hits, trials = hits + (guess.indices[0] == place), trials + 1
-        facts = facts or _facts(recorded, seen, model, Knowledge(model, defence=protect), view)
+        facts = facts or _facts(recorded, seen, model, Knowledge(model, defence=protect))
     if not trials:  # nothing to read: a guess among the candidates
         raise UnsupportedError(
-            f"Expected a gradient that view {view!r} can read, got none: its messages are encrypted or masked. 1-of-n "
-            "can then only guess, which is right once in the number of candidates; choose another view."
+            f"Expected a gradient that view {recorded.view!r} can read, got none: they are encrypted or masked. "
+            "1-of-n can then only guess, which is right once in the number of candidates; choose another view."
         )
     low, high = clopper_pearson(hits, trials)
     facts["given"] = [*facts["given"], f"{count:,} candidate texts with their labels, the private one among them",
                       "all other rows of the gradient"]  # fmt: skip
-    return AttackResult(
-        attack=request.label,
+    return Findings(
         leakages=(Leakage(METRIC, hits / trials, low, high, trials, 1 / count),),
-        examples=(),
         release=facts,
-        guarantee=None,
-        epsilon_by_adjacency={},
-        seconds=time.monotonic() - start,
     )

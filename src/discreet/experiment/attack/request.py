@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -160,13 +161,13 @@ class Example:
         return {"truth": self.truth, "guess": self.guess, "batch": self.batch, **self.scores}
 
 
-@dataclass(frozen=True)
-class AttackResult:
-    """Leakage of an attack, the release it attacked, and the guarantee of that release, never of a training run.
+@dataclass(frozen=True, kw_only=True)
+class Findings:
+    """What a family of attacks found: the leakage, the release it attacked, and the guarantee of that release.
 
-    For several releases, the guarantee is the one with the largest epsilon. `preparing` is the part of `seconds`
-    before the first release, in which public text is encoded and a prior is fitted. `stopped` is the number of
-    searches that a time limit ended early.
+    For several releases, the guarantee is the one with the largest epsilon; it is never that of a training run.
+    `preparing` are the seconds before the first release, in which public text is encoded and a prior is fitted.
+    `stopped` is the number of searches that a time limit ended early.
 
     `bound` is the success rate that no attack can exceed, where accounting proves one (1-of-n identification), and
     `bounds` has such bounds by metric. `details` has further plain values, such as the points of a ROC curve, and
@@ -175,13 +176,11 @@ class AttackResult:
     private text, for its owner.
     """
 
-    attack: str
     leakages: tuple[Leakage, ...]
-    examples: tuple[Example, ...] = field(repr=False)
+    examples: tuple[Example, ...] = field(default=(), repr=False)
     release: Mapping[str, Any] = field(repr=False)
-    guarantee: Guarantee | None
-    epsilon_by_adjacency: Mapping[str, float | None]
-    seconds: float
+    guarantee: Guarantee | None = None
+    epsilon_by_adjacency: Mapping[str, float | None] = field(default_factory=dict)
     bound: float | None = None
     finished: bool = True
     preparing: float = 0.0
@@ -190,6 +189,14 @@ class AttackResult:
     bounds: Mapping[str, float] = field(default_factory=dict)
     details: Mapping[str, Any] = field(default_factory=dict, repr=False)
     verdict: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttackResult(Findings):
+    """What an attack found, its name, and how many seconds it took."""
+
+    attack: str
+    seconds: float
 
     @property
     def n(self) -> int:
@@ -217,6 +224,14 @@ class AttackResult:
             **({"details": dict(self.details)} if self.details else {}),
             **({"verdict": self.verdict} if self.verdict else {}),
         }
+
+
+class Source(ABC):
+    """Something recorded that is attacked as it is; rows and trained models are attacked in a `Scene`."""
+
+    @abstractmethod
+    def attacked(self, request: AttackRequest, callbacks: Callbacks) -> Findings:
+        """Run an attack on what was recorded, and score it."""
 
 
 def sampling_rate(sampler: Sampler | None, units: int) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,9 +11,18 @@ from discreet.core.errors import UnsupportedError
 from discreet.experiment.attack import extraction, identification, people
 from discreet.experiment.attack.membership import attack_members
 from discreet.experiment.attack.reconstruction import reconstruct
-from discreet.experiment.attack.request import AttackRequest, AttackResult, Callbacks, Example, Progress
+from discreet.experiment.attack.request import (
+    AttackRequest,
+    AttackResult,
+    Callbacks,
+    Example,
+    Findings,
+    Progress,
+    Source,
+)
 from discreet.experiment.attack.scene import Scene
 from discreet.metrics.membership import ADVANTAGE, AUC, RATES, tpr_metric
+from discreet.releases.protected import misfit
 
 
 @dataclass(frozen=True)
@@ -22,7 +32,7 @@ class Runner:
     `metrics` are those that they may report; empty if the request chooses them.
     """
 
-    run: Callable[[AttackRequest, Scene, Callbacks], AttackResult]
+    run: Callable[[AttackRequest, Scene, Callbacks], Findings]
     metrics: tuple[str, ...] = ()
     needs_target: bool = False
 
@@ -36,25 +46,38 @@ FAMILIES: dict[Family, Runner] = {
 }
 
 
-def run_attack(
+def attack_once(
     request: AttackRequest,
-    scene: Scene,
+    source: Scene | Source,
     *,
     watch: Callable[[Example], None] = lambda example: None,
     should_stop: Callable[[], bool] = lambda: False,
     progress: Progress = lambda stage, done, total: None,
 ) -> AttackResult:
-    """Run an attack on the rows or the trained model of a scene, and score its guesses.
+    """Run an attack on a source, and score its guesses: rows or a trained model in a scene, or recorded messages.
 
     The same seed attacks the same rows of a scene under every protection, so that results can be compared.
 
     Guarantee: none for the result, which holds private texts, or says who was in the training data; it states the
         guarantee of the release.
     """
-    runner = FAMILIES[request.attack.family]
+    start, callbacks = time.monotonic(), Callbacks(watch, should_stop, progress)
+    if isinstance(source, Source):
+        findings = source.attacked(request, callbacks)
+    else:
+        findings = _on_scene(request, source, callbacks)
+    return AttackResult(attack=request.label, seconds=time.monotonic() - start, **vars(findings))
+
+
+def _on_scene(request: AttackRequest, scene: Scene, callbacks: Callbacks) -> Findings:
+    """Run an attack on a scene by its family, unless it does not fit what it is given."""
+    attack, runner = request.attack, FAMILIES[request.attack.family]
     if runner.needs_target and scene.target is None:
         raise UnsupportedError(
             f"Expected a trained model and its own training text for {request.label}, got {scene.origin}. Name the "
             "folder of a finished run, and no other text."
         )
-    return runner.run(request, scene, Callbacks(watch, should_stop, progress))
+    found = None if runner.needs_target else misfit(attack.sees.kind, request.protect, identifies=attack.identifies)
+    if found is not None:
+        raise found.error(request.label)
+    return runner.run(request, scene, callbacks)

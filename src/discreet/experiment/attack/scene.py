@@ -97,38 +97,20 @@ class Scene:
         target: Target | None = None,
     ) -> Scene:
         """Return the scene of one split (default: validation); without `public`, the corpus is the public text."""
-        name = split or next((s for s in ("validation", "test") if s in corpus.split_names), None)
-        rows = corpus.split(name) if name is not None else corpus
+        rows = attacked_split(corpus, split)
         texts = corpus.texts if public is None else tuple(public)
         public_origin = "other texts of the same corpus" if public is None else "public texts"
         return cls(model, rows, tuple(texts), origin, run, public_origin, target=target, corpus=corpus)
 
     def draw(self, count: int, rng: Rng, *, max_words: int | None = None, what: str = "examples") -> Corpus:
         """Return a random sample of rows with distinct texts; raise if there are too few."""
-        whole(what, count, 1, "It is the number of rows to attack.")
-        distinct = self._distinct(max_words)
-        if len(distinct) < count:
-            limit, longer, fewer = "", "", f"attack fewer ({setting(what)}), or " if distinct else ""
-            if max_words is not None:
-                least = min((len(text.split()) for text in self.rows.texts), default=0)
-                limit = f" of at most {max_words} words" + ("" if distinct else f", and its shortest has {least}")
-                longer = f"allow longer ones ({setting('max_words')}), {'' if distinct else 'or '}"
-            available = f"{self.rows.name!r} has {len(distinct)} different texts{limit}"
-            remedy = f"{available}; {longer}{fewer}use another {setting('split')}."
-            raise invalid(what, count, f"at most {len(distinct)}", remedy)
+        distinct = check_distinct(self.rows, count, max_words, what)
         order = rng.permutation(len(distinct))[:count]
         return self.rows.take([distinct[i] for i in order.tolist()])
 
     def count_distinct(self) -> int:
         """Return the number of distinct texts."""
-        return len(self._distinct(None))
-
-    def _distinct(self, max_words: int | None) -> list[int]:
-        """Return the first row of each distinct text of at most `max_words` words."""
-        first: dict[str, int] = {}
-        for row, text in enumerate(self.rows.texts):
-            first.setdefault(_normalized(text), row)
-        return [row for text, row in first.items() if max_words is None or len(text.split()) <= max_words]
+        return len(_distinct(self.rows, None))
 
     def public_without(self, attacked: Sequence[str]) -> tuple[str, ...]:
         """Return the public text without the attacked texts, ignoring case and spacing."""
@@ -300,6 +282,35 @@ def text_keys(corpus: Corpus) -> list[tuple[str, ...]]:
     """Return the text or texts of each row, without case and spacing."""
     columns = [corpus.texts] if corpus.second is None else [corpus.texts, corpus.second]
     return list(zip(*([_normalized(text) for text in column] for column in columns), strict=True))
+
+
+def attacked_split(corpus: Corpus, split: str | None = None) -> Corpus:
+    """Return the rows that may be attacked: those of a split, by default of the validation or the test split."""
+    name = split or next((s for s in ("validation", "test") if s in corpus.split_names), None)
+    return corpus.split(name) if name is not None else corpus
+
+
+def check_distinct(rows: Corpus, count: int, max_words: int | None = None, what: str = "examples") -> list[int]:
+    """Return the first row of each distinct text of at most `max_words` words; raise if there are too few."""
+    whole(what, count, 1, "It is the number of rows to attack.")
+    distinct = _distinct(rows, max_words)
+    if len(distinct) < count:
+        limit, longer, fewer = "", "", f"attack fewer ({setting(what)}), or " if distinct else ""
+        if max_words is not None:
+            least = min((len(text.split()) for text in rows.texts), default=0)
+            limit = f" of at most {max_words} words" + ("" if distinct else f", and its shortest has {least}")
+            longer = f"allow longer ones ({setting('max_words')}), {'' if distinct else 'or '}"
+        available = f"{rows.name!r} has {len(distinct)} different texts{limit}"
+        remedy = f"{available}; {longer}{fewer}use another {setting('split')}."
+        raise invalid(what, count, f"at most {len(distinct)}", remedy)
+    return distinct
+
+
+def _distinct(rows: Corpus, max_words: int | None) -> list[int]:
+    first: dict[str, int] = {}
+    for row, text in enumerate(rows.texts):
+        first.setdefault(_normalized(text), row)
+    return [row for text, row in first.items() if max_words is None or len(text.split()) <= max_words]
 
 
 def _normalized(text: str) -> str:
