@@ -116,3 +116,16 @@ def test_a_flat_curve_says_nothing() -> None:
 def test_two_points_are_too_few() -> None:
     with pytest.raises(SettingError, match="at least 3"):
         well_behaved([1, 2], curve([0.5, 0.4]), rng=Rng(0))
+
+
+@pytest.mark.parametrize("metric", ["perplexity", "mean_squared_error"])
+def test_of_two_losses_the_smaller_is_better(metric: str) -> None:
+    trials = [replace(one, utility={metric: 1 - one.utility["accuracy"]}) for one in TRIALS]
+    points = points_of(trials)
+    assert [point.label for point in frontier(points, "a/m", metric)] == [
+        "y, epsilon 1", "x, epsilon 1", "x, epsilon 8", "none, epsilon 99",
+    ]  # fmt: skip
+    found = best(points, Goal("a/m", ceiling=0.16), metric)
+    assert found is not None and found.label == "x, epsilon 1"
+    found = best(points, Goal("a/m", floor=0.22), metric)
+    assert found is not None and found.label == "x, epsilon 8"

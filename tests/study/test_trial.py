@@ -89,3 +89,36 @@ def test_canaries_are_planted_in_a_trial_and_their_exposure_is_measured(
     assert all((row["bound"] is None) is (epsilon is None) for row in table)
     assert ("exposure/exposure" in trial.details["bounds"]) is (epsilon is not None)
     assert run_trial(Planned("a", settings, 0)).leakages == trial.leakages
+
+
+@pytest.mark.parametrize("protection", [{"name": "none"}, {"name": "dp-sgd", "epsilon": 8.0}])
+def test_a_study_trains_language_models_with_adapters(
+    toy_csv: Path, tiny_causal: Callable[[str], Path], protection: dict[str, object]
+) -> None:
+    settings = {
+        "data": {"source": str(toy_csv), "task": "unlabelled"},
+        "model": {"encoder": str(tiny_causal("llama")), "train": "lora-2"},
+        "training": {"epochs": 1, "batch_size": 16},
+        "protection": protection,
+        "attacks": [{"name": "loss", "members": 8}],
+    }
+    trial = run_trial(Planned("a", settings, 0))
+    assert next(iter(trial.utility)) == "token_accuracy" and trial.utility["perplexity"] > 1
+    low, high = trial.details["intervals"]["perplexity"]
+    assert low <= trial.utility["perplexity"] <= high and trial.details["baselines"]["perplexity"] > 100
+    assert trial.details["trained"] == "lora-2" and {one.metric for one in trial.leakages} >= {"loss/auc"}
+    assert (trial.guarantee is not None and trial.guarantee.certified) is (protection["name"] == "dp-sgd")
+
+
+def test_a_study_reads_pairs_like_train(tmp_path: Path, tiny_encoder: Callable[[str], Path]) -> None:
+    words = ["knee", "heart", "lung", "ankle", "fever", "cough"]
+    lines = [f"a {words[i % 6]} {i},the {words[(i * i) % 6]},{i % 2}" for i in range(60)]
+    (tmp_path / "pairs.csv").write_text("text,second,label\n" + "\n".join(lines) + "\n", encoding="utf-8")
+    settings = {
+        "data": {"source": str(tmp_path / "pairs.csv"), "text_pair": "second"},
+        "model": {"encoder": str(tiny_encoder("bert"))},
+        "training": {"epochs": 1, "batch_size": 16},
+        "protection": {"name": "dp-sgd", "epsilon": 8.0},
+    }
+    trial = run_trial(Planned("a", settings, 0))
+    assert trial.details["trained"] == "head" and "accuracy" in trial.utility

@@ -18,8 +18,10 @@ Floats = npt.NDArray[np.float64]
 Numbers = npt.NDArray[np.float64] | npt.NDArray[np.int64]
 
 MAIN = {"classification": "accuracy", "regression": "pearson", "lm": "perplexity"}
-LOWER_IS_BETTER = ("mean_squared_error", "perplexity")
-UTILITIES = ("accuracy", "f1", "matthews", "pearson", "spearman", "mean_squared_error")
+LOWER_IS_BETTER = ("mean_squared_error", "perplexity", "loss")
+UTILITIES = (
+    "accuracy", "f1", "matthews", "pearson", "spearman", "mean_squared_error", "token_accuracy", "perplexity",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -154,12 +156,24 @@ def language_quality(losses: Floats, counts: Floats, hits: Floats, *, vocabulary
     tokens = max(float(counts.sum()), 1.0)
     loss = float(losses.sum()) / tokens
     metrics = {"perplexity": _exp(loss), "loss": loss, "token_accuracy": float(hits.sum()) / tokens}
+    interval = language_intervals(losses, counts, hits)["perplexity"]
+    return Quality("perplexity", metrics, len(losses), interval, float(vocabulary), False)
+
+
+def language_intervals(losses: Floats, counts: Floats, hits: Floats) -> dict[str, tuple[float, float]]:
+    """Return 95% intervals of the metrics of a language model: the percentile bootstrap over texts, an approximation.
+
+    >>> found = language_intervals(np.full(8, 2 * math.log(4)), np.full(8, 2.0), np.full(8, 1.0))
+    >>> found["token_accuracy"]
+    (0.5, 0.5)
+    """
     if len(losses) < 2:
-        return Quality("perplexity", metrics, len(losses), (1.0, math.inf), float(vocabulary), False)
+        return {"perplexity": (1.0, math.inf), "loss": (0.0, math.inf), "token_accuracy": (0.0, 1.0)}
     rows = Rng(0).fork("perplexity").numpy("language_quality").integers(len(losses), size=(1000, len(losses)))
-    resampled = losses[rows].sum(axis=1) / np.maximum(counts[rows].sum(axis=1), 1.0)
-    low, high = (_exp(float(value)) for value in np.quantile(resampled, (0.025, 0.975)))
-    return Quality("perplexity", metrics, len(losses), (low, high), float(vocabulary), False)
+    tokens = np.maximum(counts[rows].sum(axis=1), 1.0)
+    low, high = (float(value) for value in np.quantile(losses[rows].sum(axis=1) / tokens, (0.025, 0.975)))
+    least, most = (float(value) for value in np.quantile(hits[rows].sum(axis=1) / tokens, (0.025, 0.975)))
+    return {"perplexity": (_exp(low), _exp(high)), "loss": (low, high), "token_accuracy": (least, most)}
 
 
 def _exp(value: float) -> float:

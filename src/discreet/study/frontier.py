@@ -17,11 +17,11 @@ from discreet.core.guarantee import Guarantee
 from discreet.core.randomness import Rng
 from discreet.core.types import Leakage, Trial
 from discreet.metrics.intervals import wilson
+from discreet.metrics.utility import LOWER_IS_BETTER, is_better
 from discreet.study.file import Goal
 from discreet.study.grid import Name, names_of, strength_of
 
-RATES = ("accuracy", "f1")
-LOSSES = ("mean_squared_error",)  # the smaller the better
+RATES = ("accuracy", "f1", "token_accuracy")
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ def no_better_than_constant(utility: Measured, metric: str) -> bool:
     """Return whether a utility is at or below that of a constant answer, where that is known."""
     if utility.chance is None:
         return False
-    return utility.value >= utility.chance if metric in LOSSES else utility.value <= utility.chance
+    return not is_better(metric, utility.value, utility.chance)
 
 
 def _utility_interval(metric: str, trial: Trial) -> tuple[float, float]:
@@ -185,11 +185,17 @@ def frontier(points: Sequence[Point], leakage: str, utility: str) -> list[Point]
     known = [p for p in points if leakage in p.leakage and utility in p.utility]
     kept: list[Point] = []
     best = -math.inf
-    for point in sorted(known, key=lambda p: (p.leakage[leakage].value, -p.utility[utility].value)):
-        if point.utility[utility].value > best:
+    for point in sorted(known, key=lambda p: (p.leakage[leakage].value, -_gain(p, utility))):
+        if _gain(point, utility) > best:
             kept.append(point)
-            best = point.utility[utility].value
+            best = _gain(point, utility)
     return kept
+
+
+def _gain(point: Point, utility: str) -> float:
+    """Return the utility of a point, the larger the better."""
+    value = point.utility[utility].value
+    return -value if utility in LOWER_IS_BETTER else value
 
 
 def best(points: Sequence[Point], goal: Goal, utility: str) -> Point | None:
@@ -208,10 +214,13 @@ def best(points: Sequence[Point], goal: Goal, utility: str) -> Point | None:
     known = [p for p in known if not no_better_than_constant(p.utility[utility], utility)]
     if goal.ceiling is not None:
         allowed = [p for p in known if limit_for(p, goal) <= goal.ceiling]
-        return max(allowed, key=lambda p: p.utility[utility].value, default=None)
+        return max(allowed, key=lambda p: _gain(p, utility), default=None)
     assert goal.floor is not None
-    useful = [p for p in known if p.utility[utility].low >= goal.floor]
-    return min(useful, key=lambda p: (limit_for(p, goal), -p.utility[utility].value), default=None)
+    if utility in LOWER_IS_BETTER:
+        useful = [p for p in known if p.utility[utility].high <= goal.floor]
+    else:
+        useful = [p for p in known if p.utility[utility].low >= goal.floor]
+    return min(useful, key=lambda p: (limit_for(p, goal), -_gain(p, utility)), default=None)
 
 
 def unmeasured(key: str, name: str, known: Sequence[str], why: str = "") -> SettingError:

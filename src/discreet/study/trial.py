@@ -36,7 +36,7 @@ from discreet.experiment.attack.runner import attack_once
 from discreet.experiment.attack.scene import Scene, Target, attacked_split, check_distinct
 from discreet.experiment.run import RunOptions, RunRequest, TrainedRun, choose_model, model_for, train_once
 from discreet.metrics.intervals import true_positive_rates
-from discreet.metrics.utility import constant_utility, utility_intervals
+from discreet.metrics.utility import LOWER_IS_BETTER, constant_utility, language_intervals, utility_intervals
 from discreet.models.base import LM, TextModel
 from discreet.models.build import build_model
 from discreet.models.classifier import classifier_of
@@ -207,7 +207,9 @@ def _trained(settings: Mapping[str, Any], seed: int) -> _Trained:
     updates = _updates(run.plan, steps, guarantee, event)
     target = Target(private, request, event, run.plan.adjacency, guarantee, cache_folder(), canaries)
     scene = Scene.of(private, model.eval(), origin=f"the trained {request.model.encoder}", target=target)
-    return _Trained(run.utility, guarantee, details, run.plan.protect, updates, scene)
+    # The first metric is the one that a goal without a name means: the larger, the better.
+    utility = dict(sorted(run.utility.items(), key=lambda one: one[0] in LOWER_IS_BETTER))
+    return _Trained(utility, guarantee, details, run.plan.protect, updates, scene)
 
 
 def check_rows(study: Study, corpus: Corpus) -> None:
@@ -254,15 +256,14 @@ def of_the_setting(guarantee: Guarantee) -> Guarantee:
 def _beside_utility(assessment: Assessment, model: TextModel, seed: int) -> dict[str, Any]:
     """Return what a report shows beside the metrics of a model: their intervals, and those of a constant answer."""
     quality, answers, truth = assessment.quality, assessment.answers, assessment.truth
-    if answers is None or truth is None:  # a language model
-        return {
-            "baselines": {quality.main: quality.baseline},
-            "intervals": {quality.main: list(quality.interval)},
-            "constant": quality.constant,
-        }
-    intervals = utility_intervals(model.task, answers, truth, Rng(seed))
+    if assessment.totals is not None:
+        intervals, baselines = language_intervals(*assessment.totals), {quality.main: quality.baseline}
+    else:
+        assert answers is not None and truth is not None
+        intervals = utility_intervals(model.task, answers, truth, Rng(seed))
+        baselines = constant_utility(model.task, truth)
     return {
-        "baselines": constant_utility(model.task, truth),
+        "baselines": baselines,
         "intervals": {name: list(interval) for name, interval in intervals.items()},
         "constant": quality.constant,
         **({"by_class": assessment.by_class} if assessment.by_class else {}),

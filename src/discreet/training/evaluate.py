@@ -146,13 +146,14 @@ def evaluate(
 class Assessment:
     """How good the answers of a model are: its utility, also by class, and the answers with the truth.
 
-    A language model has no answers.
+    A language model has no answers, but `totals` of each row: its loss, its tokens, and those that are predicted.
     """
 
     quality: Quality
     by_class: list[dict[str, Any]]
     answers: npt.NDArray[Any] | None = None
     truth: npt.NDArray[Any] | None = None
+    totals: tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], npt.NDArray[np.float64]] | None = None
 
 
 def assess(
@@ -166,7 +167,8 @@ def assess(
         corpus = tokens_for(model, matched(corpus, model))
     if isinstance(model, LanguageModel):
         assert isinstance(corpus, Tokens)
-        return Assessment(perplexity(model, corpus, precision), [])
+        totals = token_totals(model, corpus, precision)
+        return Assessment(language_quality(*totals, vocabulary=len(model.tokenizer)), [], totals=totals)
     answers = predict(classifier_of(model, "predictions"), corpus, precision, query).best
     truth = corpus.targets.cpu().numpy()
     classes = by_class(answers, truth, model.label_names) if model.task == "classification" else []
