@@ -113,7 +113,7 @@ def model_card(
 ## Privacy
 
 {privacy}
-{_protection(metrics, guarantee)}
+{describe_protection(metrics, guarantee)}
 ## Use
 
 ```
@@ -136,7 +136,7 @@ def _purpose(model: TextModel, settings: RunSettings) -> tuple[str, str, str, st
     return "A text classifier", f"It sorts {subject} into {classes}.", parts, command
 
 
-def _protection(metrics: dict[str, Any], guarantee: Guarantee | None) -> str:
+def describe_protection(metrics: dict[str, Any], guarantee: Guarantee | None) -> str:
     """Return the protection of a run as text, and its epsilon under each adjacency."""
     if "protection" not in metrics or guarantee is None:
         return ""
