@@ -46,7 +46,9 @@ def test_every_protection_names_its_mechanism_and_its_price(
     assert all(value not in (None, "") for value in facts.values())
     seen = {"kind": "representation", "steps": 1, "batch_size": 2, "vectors": 2, "width": 8, "model": "m", "known": []}
     line = describe_release({**seen, "protection": facts}, protection=True)
-    card = describe_protection({"protection": facts, "epsilon_by_adjacency": {"replace-one": 2.3421}, "steps": 1}, PROMISE)
+    card = describe_protection(
+        {"protection": facts, "epsilon_by_adjacency": {"replace-one": 2.3421}, "steps": 1}, PROMISE
+    )
     for text in (line, card):
         for key, value in wanted.items():
             shown = f"{value:g}" if isinstance(value, float) else value
