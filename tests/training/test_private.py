@@ -394,15 +394,20 @@ def noises_of_empty_batches(corpus: Corpus, folder: Path, monkeypatch: pytest.Mo
     return released
 
 
+def share_equal(one: torch.Tensor, other: torch.Tensor) -> float:
+    """Return the share of numbers that are equal: 1 for the same noise; a few of independent ones are close by chance."""
+    return torch.isclose(one, other).float().mean().item()
+
+
 def test_no_two_steps_of_a_training_share_their_noise(
     corpus: Corpus, tiny_encoder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second, third = noises_of_empty_batches(corpus, tiny_encoder("bert"), monkeypatch)
-    assert not (torch.isclose(first, second).any() or torch.isclose(second, third).any())
+    assert share_equal(first, second) < 0.1 and share_equal(second, third) < 0.1
 
 
 def test_no_two_secret_trainings_share_their_noise(
     corpus: Corpus, tiny_encoder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other = (torch.cat(noises_of_empty_batches(corpus, tiny_encoder("bert"), monkeypatch)) for _ in range(2))
-    assert len(one) == len(other) and not torch.isclose(one, other).any()
+    assert len(one) == len(other) and share_equal(one, other) < 0.1
