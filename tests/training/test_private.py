@@ -395,7 +395,7 @@ def noises_of_empty_batches(corpus: Corpus, folder: Path, monkeypatch: pytest.Mo
 
 
 def share_equal(one: torch.Tensor, other: torch.Tensor) -> float:
-    """Return the share of numbers that are equal: 1 for the same noise; a few of independent ones are close by chance."""
+    """Return the share of numbers that are equal: 1 for the same noise, nearly 0 for independent noise."""
     return torch.isclose(one, other).float().mean().item()
 
 
