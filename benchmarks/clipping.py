@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from discreet.clipping import Flat, Tape, clipped_sum
-from discreet.data.shapes import Shapes
+from discreet.data.batches import Shapes
 
 SHAPES = {"minilm": (384, 6, 12, 1536), "bert-base": (768, 12, 12, 3072), "tiny": (64, 2, 2, 128)}
 CAUSAL = {"smollm2-135m": (576, 30, 9, 3, 1536, 49152), "tiny-lm": (64, 2, 4, 2, 128, 500)}

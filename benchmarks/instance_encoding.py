@@ -35,7 +35,7 @@ from discreet.core.device import find_device
 from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng
 from discreet.data.batches import Vectors
-from discreet.data.overlap import without_overlap
+from discreet.data.partition import without_overlap
 from discreet.data.sources import load
 from discreet.metrics.utility import utility
 from discreet.models.classifier import Classifier, ModelSettings

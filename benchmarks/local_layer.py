@@ -65,8 +65,8 @@ def far_from(public: Corpus, private: Corpus) -> Corpus:
 
 
 def public_reviews(private: Corpus) -> Corpus:
-    from discreet.data.hub import reviews
-    from discreet.data.overlap import without_overlap
+    from discreet.data.partition import without_overlap
+    from discreet.data.sources import reviews
 
     return far_from(without_overlap(reviews("rotten_tomatoes"), private), private)
 
@@ -77,8 +77,8 @@ def held_out(corpus: Corpus) -> Corpus:
 
 def prepare(path: Path, private: Corpus) -> None:
     """Write short reviews, sentences of long ones, and the first 700 characters of these, one JSON object a line."""
-    from discreet.data.hub import reviews
-    from discreet.data.overlap import without_overlap
+    from discreet.data.partition import without_overlap
+    from discreet.data.sources import reviews
 
     long = without_overlap(reviews("imdb"), private)
     assert long.labels is not None

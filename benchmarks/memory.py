@@ -92,7 +92,7 @@ def measure(asked: argparse.Namespace) -> dict[str, object]:
     from discreet.models.encode import ready
     from discreet.protections.dp_sgd import DPSGD
     from discreet.runs.settings import TrainSettings
-    from discreet.training.optimizers import optimizer_for, set_rate
+    from discreet.training.job import optimizer_for, set_rate
     from discreet.training.plan import TrainingPlan
     from discreet.training.private import PrivateStep
     from discreet.training.steps import Parts

@@ -28,7 +28,7 @@ from discreet.core.files import cache_folder
 from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng
 from discreet.data.sources import TextSource
-from discreet.experiment.attack.references import first_head
+from discreet.experiment.attack.signals import first_head
 from discreet.models.classifier import Classifier
 from discreet.models.encode import encode
 from discreet.protections.dp_sgd import DPSGD

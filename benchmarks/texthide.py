@@ -23,8 +23,7 @@ from benchmarks.turns import in_turns, step_of
 from discreet.core.device import find_device
 from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
-from discreet.data.overlap import without_overlap
-from discreet.data.partition import hold_out
+from discreet.data.partition import hold_out, without_overlap
 from discreet.data.sources import load
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.protections.texthide import PUBLIC_LABELS, OneMask, TextHide

@@ -28,9 +28,8 @@ import numpy as np
 import torch
 
 from discreet.core.randomness import Rng
-from discreet.data.batches import Tokens, tokens_for
+from discreet.data.batches import Part, Tokens, tokens_for
 from discreet.data.corpus import Corpus
-from discreet.data.shapes import Part
 from discreet.data.sources import load
 from discreet.models.classifier import Classifier
 from discreet.models.model_settings import ModelSettings
@@ -38,7 +37,7 @@ from discreet.protections.dp_sgd import DPSGD
 from discreet.runs.settings import TrainSettings
 from discreet.training.capture import PartGraphs
 from discreet.training.engine import Engine
-from discreet.training.optimizers import optimizer_for, set_rate
+from discreet.training.job import optimizer_for, set_rate
 from discreet.training.plan import TrainingPlan
 from discreet.training.private import PrivateStep
 from discreet.training.steps import OpenStep, Parts, Step

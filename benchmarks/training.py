@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 from discreet.core.device import find_device
 from discreet.core.files import load_tensors, save_tensors
 from discreet.core.randomness import Rng, weights_digest
-from discreet.data.overlap import without_overlap
+from discreet.data.partition import without_overlap
 from discreet.data.sources import Columns, load
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.models.encode import cache_folder

@@ -13,11 +13,10 @@ from discreet.models.classifier import Classifier, ModelSettings
 from discreet.models.encode import ready
 from discreet.protections.base import RepresentationProtection
 from discreet.runs.settings import TrainSettings
-from discreet.training.hidden import HiddenStep
-from discreet.training.optimizers import optimizer_for, set_rate
+from discreet.training.hidden import HiddenStep, StoredStep
+from discreet.training.job import optimizer_for, set_rate
 from discreet.training.plan import TrainingPlan
 from discreet.training.steps import OpenStep, Parts
-from discreet.training.stored import StoredStep
 
 Step = Callable[[int], object]
 _BLOCK, _WARM = 20, 6  # on a GPU no step waits for the device, as in training

@@ -5,7 +5,7 @@ python -m benchmarks.walk attack           the files of one of them, in the orde
 python -m benchmarks.walk train notes --protect texthide --rows 200    any command
 
 Files are counted by function frames (`sys.setprofile`), in this process and its threads, over the whole command.
-Modules that are only imported, class bodies and lambdas do not count.
+Modules that are only imported do not count, and neither do functions that an import calls, class bodies and lambdas.
 """
 
 from __future__ import annotations
@@ -29,9 +29,14 @@ _SGD = ["--protect", "dp-sgd", "--epsilon", "3"]
 def walk(run: Callable[[], Any]) -> list[str]:
     """Return the files whose functions run, in the order in which they are entered."""
     entered: dict[str, None] = {}
+    here = threading.local()  # how many imports are under way in a thread
 
     def watch(frame: FrameType, event: str, _: Any) -> None:
         code = frame.f_code
+        if code.co_name == "<module>" and event in {"call", "return"}:
+            here.imports = getattr(here, "imports", 0) + (1 if event == "call" else -1)
+        if getattr(here, "imports", 0):
+            return
         if event != "call" or code.co_name in {"<module>", "<lambda>"} or not code.co_filename.startswith(str(PACKAGE)):
             return
         if code.co_qualname == code.co_name.strip("<>") and code.co_name.lstrip("_")[:1].isupper():

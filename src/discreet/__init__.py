@@ -30,7 +30,7 @@ _PUBLIC = {
     "Corpus": "discreet.data.corpus",
     "TextSource": "discreet.data.sources",
     "Columns": "discreet.data.sources",
-    "without_overlap": "discreet.data.overlap",
+    "without_overlap": "discreet.data.partition",
     "Poisson": "discreet.data.samplers",
     "FixedSize": "discreet.data.samplers",
     "Shuffled": "discreet.data.samplers",

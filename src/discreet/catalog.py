@@ -314,7 +314,7 @@ AGGREGATIONS: dict[str, Entry] = {
     ),
 }
 
-_NOTE_PAIRS, _REVIEWS = "discreet.data.note_pairs:note_pairs", "discreet.data.hub:reviews"
+_NOTE_PAIRS, _REVIEWS = "discreet.data.note_pairs:note_pairs", "discreet.data.sources:reviews"
 CORPORA: dict[str, CorpusEntry] = {
     "notes": CorpusEntry(
         "discreet.data.notes:notes",

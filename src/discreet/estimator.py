@@ -12,9 +12,8 @@ import numpy.typing as npt
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 
-from discreet.core.digests import check_digests
 from discreet.core.errors import DataError, positive, setting
-from discreet.core.files import write_atomic
+from discreet.core.files import check_digests, write_atomic
 from discreet.core.guarantee import Caveat, Guarantee
 from discreet.core.randomness import weights_digest
 from discreet.data.corpus import Corpus

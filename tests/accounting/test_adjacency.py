@@ -6,7 +6,6 @@ import math
 
 import pytest
 
-from discreet.accounting.adjacency import can_restate, restated, weakest
 from discreet.accounting.events import (
     ClippedSumDpEvent,
     ComposedDpEvent,
@@ -19,7 +18,7 @@ from discreet.accounting.events import (
     SelfComposedDpEvent,
     VonMisesFisherDpEvent,
 )
-from discreet.accounting.interpret import epsilon
+from discreet.accounting.interpret import can_restate, epsilon, restated, weakest
 from discreet.core.errors import UnsupportedError
 from discreet.core.guarantee import Adjacency
 

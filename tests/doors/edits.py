@@ -16,7 +16,7 @@ from typing import Any
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from discreet.core.digests import DIGESTS, with_digests
+from discreet.core.files import DIGESTS, with_digests
 from discreet.runs.folder import files_of_release, ledgers_of
 
 Edit = Callable[[Path], None]

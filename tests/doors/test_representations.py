@@ -18,7 +18,7 @@ from discreet.accounting.ledger import Ledger
 from discreet.cli.main import main
 from discreet.core.guarantee import Adjacency, Caveat
 from discreet.runs.people import People
-from discreet.training.stored import StoredStep
+from discreet.training.hidden import StoredStep
 
 BUDGET = 20.0
 BOTH = pytest.mark.parametrize("name", ["dp-ie", "ldp"])

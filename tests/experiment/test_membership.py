@@ -24,11 +24,17 @@ from discreet.data.batches import tokens_for
 from discreet.data.corpus import Corpus
 from discreet.data.sources import Columns, TextSource
 from discreet.experiment import AttackRequest, Scene, attack_once
-from discreet.experiment.attack import membership, references
+from discreet.experiment.attack import membership, signals
 from discreet.experiment.attack.membership import observe, select
-from discreet.experiment.attack.references import ReferenceText, random_halves, reference_outputs
 from discreet.experiment.attack.scene import Target
-from discreet.experiment.attack.signals import check_same_tokens, outputs_of, token_scores
+from discreet.experiment.attack.signals import (
+    ReferenceText,
+    check_same_tokens,
+    outputs_of,
+    random_halves,
+    reference_outputs,
+    token_scores,
+)
 from discreet.models.base import TextModel
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.models.encode import encode
@@ -218,7 +224,7 @@ def test_references_of_a_target_that_started_from_public_text_start_from_it_too(
         assert plan.public is not None and held_out not in plan.public.texts
         starts.append(start_from_public(model, plan, job))
 
-    monkeypatch.setattr(references, "start_from_public", repeated)
+    monkeypatch.setattr(signals, "start_from_public", repeated)
     shared = {"protected": True, "seed": 7, "progress": lambda stage, done, total: None}
     included, text = random_halves(rows, 4, Rng(0)), ReferenceText(corpus, rows, encode(target, corpus))
     fast = reference_outputs(choices, target, text, included, [rows], **shared)[0]

@@ -33,7 +33,7 @@ from discreet.runs.folder import load_run
 from discreet.runs.settings import TrainSettings
 from discreet.statement.facts import read_facts
 from discreet.statement.statement import statement
-from discreet.training.optimizers import optimizer_for, set_rate
+from discreet.training.job import optimizer_for, set_rate
 
 Tiny = Callable[..., Federation]
 

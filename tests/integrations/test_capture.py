@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from discreet import DPSGD, DirDPSGD, Rng, make_private
+from discreet.core.device import constants_in, mapped, tensors_in
 from discreet.core.guarantee import Caveat
-from discreet.core.nested import constants_in, mapped, tensors_in
 from discreet.integrations.torch import PrivateTraining
 from discreet.training import independence
 

@@ -14,7 +14,7 @@ from discreet.models.classifier import Classifier
 from discreet.protections.base import in_words
 from discreet.releases.description import describe_release
 from discreet.releases.protected import protection_of
-from discreet.runs.card import describe_protection
+from discreet.runs.folder import describe_protection
 
 PROMISE = Guarantee(2.3421, 1e-5, "text", Adjacency.REPLACE_ONE, "pld")
 # For every protection: what it is asked for, and what must be said of it.

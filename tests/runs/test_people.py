@@ -28,9 +28,9 @@ from discreet.accounting.ledger import Ledger, Terms
 from discreet.cli.main import main
 from discreet.core.errors import BudgetError, LedgerError, OutputError
 from discreet.core.guarantee import Adjacency, Caveat, Guarantee, in_digits
+from discreet.data.batches import Part
 from discreet.data.corpus import Corpus
 from discreet.data.samplers import Poisson
-from discreet.data.shapes import Part
 from discreet.data.sources import TextSource
 from discreet.experiment.checks import warn_of_size
 from discreet.experiment.run import RunRequest
@@ -48,9 +48,8 @@ from discreet.runs.people import (
     record_study,
 )
 from discreet.runs.settings import TrainSettings
-from discreet.training.parts import PrivateParts
 from discreet.training.plan import TrainingPlan
-from discreet.training.private import PrivateStep
+from discreet.training.private import PrivateParts, PrivateStep
 
 EVENT = PoissonSampledDpEvent(0.1, ClippedSumDpEvent(1.0))
 ONE = event_to_json(EVENT)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from discreet.core.nested import tensors_in
+from discreet.core.device import tensors_in
 from discreet.mechanisms import normals
 from discreet.training.engine import Engine
 

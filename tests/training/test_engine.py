@@ -22,8 +22,7 @@ from discreet.runs.settings import TrainSettings
 from discreet.training.capture import StepEnd
 from discreet.training.engine import Engine
 from discreet.training.independence import Kernels
-from discreet.training.parts import PrivateParts
-from discreet.training.private import PrivateStep
+from discreet.training.private import PrivateParts, PrivateStep
 
 
 @pytest.fixture

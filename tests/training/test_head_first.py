@@ -24,7 +24,7 @@ from discreet.runs.checkpoint import NAME, PUBLIC, PUBLIC_START
 from discreet.runs.settings import TrainSettings
 from discreet.training.evaluate import represent
 from discreet.training.plan import TrainingPlan, model_settings
-from discreet.training.public_row import PUBLIC_TEXT
+from discreet.training.public_text import PUBLIC_TEXT
 
 SETTINGS = TrainSettings(epochs=2, batch_size=10, learning_rate=1e-2, head_share=0.5)
 

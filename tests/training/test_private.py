@@ -13,19 +13,17 @@ from discreet.core.errors import LedgerError, ModelError, SettingError, Unsuppor
 from discreet.core.files import load_tensors
 from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng
-from discreet.data.corpus import Corpus
+from discreet.data.batches import Part
+from discreet.data.corpus import Corpus, unit_numbers
 from discreet.data.samplers import FixedSize, Poisson, Shuffled
-from discreet.data.shapes import Part
 from discreet.data.sources import load
-from discreet.data.units import unit_numbers
 from discreet.models.classifier import Classifier
 from discreet.models.encode import ready
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
 from discreet.runs.settings import TrainSettings
 from discreet.training.evaluate import evaluate
-from discreet.training.parts import PrivateParts
-from discreet.training.private import PrivateStep
+from discreet.training.private import PrivateParts, PrivateStep
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from discreet.data.sources import load
 from discreet.models.classifier import Classifier
 from discreet.models.encode import ready
 from discreet.training.evaluate import predict
-from discreet.training.score import private_score, row_scores, unit_scores
+from discreet.training.tuning import private_score, row_scores, unit_scores
 
 
 def total(scores: npt.NDArray[np.float64], units: npt.NDArray[np.int64]) -> float:

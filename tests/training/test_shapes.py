@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from discreet.data.shapes import Shapes
+from discreet.data.batches import Shapes
 from discreet.training.independence import without_zeros
 
 

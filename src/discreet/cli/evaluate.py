@@ -38,7 +38,7 @@ def evaluate(
         from discreet.core.device import find_device
         from discreet.data.batches import tokens_for
         from discreet.data.sources import Columns, load
-        from discreet.models.task import matched
+        from discreet.models.build import matched
         from discreet.runs.folder import load_run
         from discreet.training.evaluate import assess
 

@@ -22,7 +22,7 @@ def export(
     guarantee, in words and in its front matter.
     """
     with working("exporting"):
-        from discreet.core.digests import check_digests
+        from discreet.core.files import check_digests
         from discreet.runs.folder import load_run
 
         loaded = load_run(run)

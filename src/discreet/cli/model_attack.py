@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from discreet.cli.attack_table import describe_guarantee, set_by
-from discreet.cli.extraction_table import print_details
+from discreet.cli.attack_table import describe_guarantee, print_details, set_by
 from discreet.cli.output import as_json, console, note, plain, stderr, working
 from discreet.core.errors import UnsupportedError, invalid, spelled
 from discreet.metrics.table import METRICS, short_label_of

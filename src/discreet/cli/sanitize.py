@@ -101,8 +101,7 @@ def sanitize(
     """
     from json import dumps
 
-    from discreet.core.digests import with_digests
-    from discreet.core.files import write_atomic
+    from discreet.core.files import with_digests, write_atomic
     from discreet.core.randomness import Rng
     from discreet.data.separated import Layout
     from discreet.data.sources import EACH_ROW, unit_word

@@ -332,7 +332,7 @@ def _print(result: dict[str, Any], out: Path) -> None:
 
 def print_run(result: dict[str, Any]) -> None:
     """Print the utility and the guarantee of a run."""
-    from discreet.runs.card import beside_public
+    from discreet.runs.folder import beside_public
 
     if result["utility"]:
         table(result["utility"], title=f"Utility on the {result['evaluated_on']} split")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from discreet.core.errors import DataError, Message, invalid, setting
 from discreet.core.guarantee import Caveat, delta_for
 from discreet.data.corpus import PRIVATE_DETAIL
-from discreet.data.overlap import check_held_out
+from discreet.data.partition import check_held_out
 from discreet.data.sources import files_of
 from discreet.runs.folder import RunChoices
 from discreet.training.plan import TrainingPlan

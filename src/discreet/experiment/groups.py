@@ -14,8 +14,8 @@ from discreet.data.batches import tokens_for
 from discreet.data.sources import Columns, load, read_column
 from discreet.metrics.utility import by_class, quality, utility_intervals
 from discreet.models.base import LM
+from discreet.models.build import matched
 from discreet.models.classifier import classifier_of
-from discreet.models.task import matched
 from discreet.runs.folder import load_run
 from discreet.training.evaluate import perplexity, predict
 

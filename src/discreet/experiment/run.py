@@ -28,7 +28,7 @@ from discreet.core.guarantee import Adjacency, Guarantee
 from discreet.core.randomness import Rng
 from discreet.data.canaries import Canary, Planting, canaries_path, planted, read_canaries, write_canaries
 from discreet.data.corpus import PRIVATE_DETAIL, Corpus
-from discreet.data.overlap import overlapping
+from discreet.data.partition import overlapping
 from discreet.data.sources import TextSource
 from discreet.experiment.checks import (
     check_private_labels,
@@ -39,11 +39,10 @@ from discreet.experiment.checks import (
 )
 from discreet.local.sides import write_sides
 from discreet.models.base import LM, TextModel
-from discreet.models.build import build_model
+from discreet.models.build import build_model, matched
 from discreet.models.classifier import ModelSettings, classifier_of
 from discreet.models.encode import cache_folder, cached, ready
 from discreet.models.encoder import unknown_share, unknown_words
-from discreet.models.task import matched
 from discreet.protections.base import Protection
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
@@ -57,8 +56,7 @@ from discreet.training.evaluate import Assessment, assess, evaluate
 from discreet.training.job import Job
 from discreet.training.loop import Trained, train
 from discreet.training.plan import PrivatePlan, TrainingPlan, model_settings
-from discreet.training.public_row import PublicRow, public_row, start_row
-from discreet.training.public_text import public_corpus
+from discreet.training.public_text import PublicRow, public_corpus, public_row, start_row
 from discreet.training.steps import Report, encoding_watch
 
 if TYPE_CHECKING:

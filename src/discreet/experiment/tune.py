@@ -10,7 +10,7 @@ from discreet.accounting.events import event_to_json
 from discreet.core.errors import DataError, Message, invalid, setting
 from discreet.core.guarantee import in_digits
 from discreet.data.corpus import PRIVATE_DETAIL
-from discreet.data.overlap import overlapping, without_overlap
+from discreet.data.partition import overlapping, without_overlap
 from discreet.experiment.checks import check_other_text, warn_of_classes, warn_of_size
 from discreet.experiment.run import RunRequest, Work
 from discreet.models.base import TextModel

@@ -50,15 +50,14 @@ from discreet.data.corpus import Corpus
 from discreet.federated.aggregation import ANSWERS_ALWAYS, UPDATE, Arrays, Local, Payload, Update, Value, why_invalid
 from discreet.federated.planned import PlannedLedger
 from discreet.federated.settings import GRADIENTS, Federation, at_client
+from discreet.models.build import matched_split
 from discreet.models.encode import ready
-from discreet.models.task import matched_split
 from discreet.releases.hidden import draw_hidden
 from discreet.runs.checkpoint import LEDGER, spend_name, trained
 from discreet.runs.folder import secret_of
 from discreet.training.evaluate import evaluate
 from discreet.training.hidden import HiddenStep
-from discreet.training.job import Job, open_job
-from discreet.training.optimizers import set_rate
+from discreet.training.job import Job, open_job, set_rate
 from discreet.training.plan import PrivatePlan, TrainingPlan
 from discreet.training.private import PrivateStep
 

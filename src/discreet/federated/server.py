@@ -42,7 +42,7 @@ from discreet.protections.base import GradientProtection, Protection
 from discreet.protections.texthide import TextHide
 from discreet.runs import checkpoint
 from discreet.runs.checkpoint import LEDGER, Progress, trained
-from discreet.training.optimizers import optimizer_for, set_rate
+from discreet.training.job import optimizer_for, set_rate
 
 SCHEDULE, PROGRESS, LOG, RESULT, FINAL = (
     "schedule.json",

@@ -19,9 +19,8 @@ from discreet.data.partition import clients_by_unit, dirichlet_clients, equal_cl
 from discreet.data.sources import TextSource
 from discreet.federated.aggregation import Aggregation, Mean
 from discreet.models.base import LM, TextModel
-from discreet.models.build import build_model
+from discreet.models.build import build_model, matched
 from discreet.models.classifier import ModelSettings
-from discreet.models.task import matched
 from discreet.protections.base import GradientProtection, Protection, RepresentationProtection, defaults_of
 from discreet.protections.dp_sgd import ALLOCATION, DPSGD
 from discreet.protections.texthide import TextHide

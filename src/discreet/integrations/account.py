@@ -24,8 +24,8 @@ from discreet.integrations.rows import Dataset, people_of
 from discreet.runs.people import Entry, Marks, detach, place_of
 from discreet.training.account import SUMS, Account, attach, ledger_for, public_facts
 from discreet.training.changes import persistent_buffers
+from discreet.training.engine import Processes
 from discreet.training.plan import PrivatePlan
-from discreet.training.processes import Processes
 
 _FORMAT = 1  # of a state
 _KEY_BYTES = 32  # of a secret

@@ -13,11 +13,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from discreet.core.device import mapped
 from discreet.core.errors import DataError, UnsupportedError
-from discreet.core.nested import mapped
 from discreet.core.randomness import digest
-from discreet.data.shapes import Part, Shapes
-from discreet.data.units import Grouped
+from discreet.data.batches import Part, Shapes
+from discreet.data.corpus import Grouped
 from discreet.runs.people import Marks, People
 from discreet.training.changes import Known, checksum
 

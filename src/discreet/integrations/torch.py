@@ -45,15 +45,14 @@ from discreet.core.errors import (
 )
 from discreet.core.guarantee import Caveat, Guarantee
 from discreet.core.randomness import Rng, digest
-from discreet.data.shapes import Part
+from discreet.data.batches import Part
 from discreet.integrations.account import LoopAccount
 from discreet.integrations.rows import Dataset, Handed, Rows
 from discreet.protections.base import Protection
 from discreet.training.changes import ChangeWatch
-from discreet.training.engine import Engine
+from discreet.training.engine import Engine, Processes
 from discreet.training.independence import IndependenceCheck
 from discreet.training.plan import PrivatePlan, TrainingPlan
-from discreet.training.processes import Processes
 from discreet.training.recording import Modes, Recording, Shape
 
 Losses = Callable[[Any], Tensor]  # of a collated part, one for each row

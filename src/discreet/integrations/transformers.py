@@ -40,8 +40,7 @@ from discreet.integrations.losses import IGNORED, RowLosses, row_losses, task_of
 from discreet.integrations.rows import Rows
 from discreet.integrations.torch import PrivateTraining, make_private
 from discreet.protections.base import Protection, check_protection
-from discreet.runs.card import STATED
-from discreet.runs.folder import guarantee_with_digests
+from discreet.runs.folder import STATED, guarantee_with_digests
 
 STATE = "private_state.json"  # in a checkpoint: how far the ledger had come
 START = "private_start.json"  # in the output folder, from before the first step

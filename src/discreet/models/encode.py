@@ -19,9 +19,8 @@ from discreet.core.errors import ModelError, OutputError
 from discreet.core.files import cache_folder as cache_folder
 from discreet.core.files import load_tensors, save_tensors
 from discreet.core.randomness import Rng
-from discreet.data.batches import Batch, Tokens, Vectors, tokenise, tokens_for
+from discreet.data.batches import Batch, Shapes, Tokens, Vectors, tokenise, tokens_for
 from discreet.data.corpus import Corpus
-from discreet.data.shapes import Shapes
 from discreet.models.base import TextModel
 from discreet.models.classifier import Classifier, classifier_of
 from discreet.models.model_settings import JOINT

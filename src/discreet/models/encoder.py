@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from discreet.core.digests import sha256
 from discreet.core.errors import Message, ModelError, first_line, setting
+from discreet.core.files import sha256
 from discreet.core.randomness import Rng
 from discreet.models.bilstm import BiLSTM, BiLSTMConfig
 from discreet.models.model_settings import ModelSettings as ModelSettings

@@ -43,9 +43,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from discreet.accounting.adjacency import can_restate, restated, weakest
 from discreet.accounting.events import event_from_json, event_to_json
-from discreet.accounting.interpret import guarantee
+from discreet.accounting.interpret import can_restate, guarantee, restated, weakest
 from discreet.accounting.ledger import Ledger, Terms
 from discreet.accounting.ledger_file import composed
 from discreet.core.errors import BudgetError, LedgerError, Message, OutputError, setting

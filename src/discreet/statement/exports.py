@@ -19,7 +19,7 @@ from typing import Any
 
 from discreet.core.errors import UnsupportedError
 from discreet.core.guarantee import in_digits
-from discreet.runs.card import card_values, in_yaml
+from discreet.runs.folder import card_values, in_yaml
 from discreet.statement.facts import Facts, Kind
 from discreet.statement.statement import NONE
 

@@ -17,9 +17,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from discreet.core.digests import check_digests, recorded_ledger
 from discreet.core.errors import DataError, LedgerError, ModelError, first_line, invalid, setting
-from discreet.core.files import in_unfinished_run
+from discreet.core.files import check_digests, in_unfinished_run, recorded_ledger
 from discreet.core.guarantee import Adjacency, Caveat, Guarantee, in_digits
 
 if TYPE_CHECKING:

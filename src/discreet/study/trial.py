@@ -38,10 +38,9 @@ from discreet.experiment.run import RunOptions, RunRequest, TrainedRun, choose_m
 from discreet.metrics.intervals import true_positive_rates
 from discreet.metrics.utility import LOWER_IS_BETTER, constant_utility, language_intervals, utility_intervals
 from discreet.models.base import LM, TextModel
-from discreet.models.build import build_model
+from discreet.models.build import build_model, matched
 from discreet.models.classifier import classifier_of
 from discreet.models.encode import cache_folder, ready
-from discreet.models.task import matched
 from discreet.protections.base import Protection
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.releases.protected import misfit

@@ -21,13 +21,13 @@ from torch import Tensor
 
 from discreet.clipping.independence import recorded
 from discreet.clipping.tape import Tape
-from discreet.core.nested import constants_in, mapped, tensors_in
+from discreet.core.device import constants_in, mapped, tensors_in
 from discreet.core.randomness import Rng
-from discreet.data.shapes import Part
+from discreet.data.batches import Part
 from discreet.mechanisms.normals import RepeatedNormals
 from discreet.protections.base import GradientProtection
 from discreet.protections.private_sum import PrivateSum, Sums, set_gradients, step_optimizer
-from discreet.training.draws import ConstantDraws
+from discreet.training.independence import ConstantDraws
 from discreet.training.recording import Modes, Shape, modes_of, shapes_seen
 
 T = TypeVar("T")

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from discreet.core.nested import tensors_in
+from discreet.core.device import tensors_in
 
 Sums = tuple[Any, ...]
 _OWN = frozenset(vars(nn.Module()))  # what every module holds, none of it tensors

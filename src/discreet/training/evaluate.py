@@ -15,9 +15,9 @@ from discreet.data.batches import Tokens, Vectors, tokenise, tokens_for
 from discreet.data.corpus import Corpus
 from discreet.metrics.utility import Quality, by_class, language_quality, quality
 from discreet.models.base import TextModel
+from discreet.models.build import matched
 from discreet.models.classifier import Classifier, classifier_of
 from discreet.models.language_model import LanguageModel, token_losses
-from discreet.models.task import matched
 
 _TOKENS_AT_ONCE = {"cpu": 4096, "cuda": 65536}
 _ROWS_AT_ONCE = 256

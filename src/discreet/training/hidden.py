@@ -1,7 +1,8 @@
-"""Training that protects vectors at every step, between encoder and head; `stored` trains on a stored release."""
+"""Training on released values instead of texts: vectors that are protected at every step, or texts and vectors once."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -11,15 +12,17 @@ from torch import Tensor
 
 from discreet.accounting.ledger import Ledger
 from discreet.core.errors import invalid
-from discreet.core.randomness import Rng, digest
+from discreet.core.randomness import NOISE_FORMAT, Rng, digest
 from discreet.data.batches import Batch, Tokens, Vectors
+from discreet.data.corpus import Corpus
 from discreet.models.classifier import Classifier, classifier_of
-from discreet.protections.base import Live, RepresentationProtection, Rows
+from discreet.models.closed_form import fit_classes, fit_score
+from discreet.protections.base import Live, Once, RepresentationProtection, Rows, TextProtection
 from discreet.releases.hidden import check_units, draw_hidden, hidden_batch, hidden_losses, public_rows
-from discreet.runs.checkpoint import identity
+from discreet.runs.checkpoint import identity, spend_name
 from discreet.training.account import Account
 from discreet.training.plan import PrivatePlan
-from discreet.training.steps import GraphedStep, Parts, PlainStep, Step
+from discreet.training.steps import GraphedStep, OpenStep, Parts, PlainStep, Step
 
 if TYPE_CHECKING:
     from dp_accounting.dp_event import DpEvent
@@ -109,3 +112,103 @@ class HiddenStep(Step):
     def losses(self, inputs: Mapping[str, Tensor], targets: Tensor) -> Tensor:
         """Return one loss per protected vector."""
         return hidden_losses(self.model, self.protect, self.live, inputs, targets)
+
+
+def release_once(rows: Vectors, once: Once, account: Account) -> Vectors:
+    """Return the released vectors; the cost is written to the ledger before the noise is used."""
+    account.spend((once.event, "release"))
+    vectors, targets = once(rows.vectors, rows.targets)
+    return Vectors(vectors, targets, rows.truncated, rows.steady)
+
+
+def rewrite_once(corpus: Corpus, plan: PrivatePlan, ledger: Ledger, secret: Rng) -> Corpus:
+    """Return the rewritten corpus; the cost is written to the ledger before any randomness is used.
+
+    The name of the spend is a hash of everything that determines the result: texts, units, settings and secret.
+    """
+    protect = plan.protect
+    assert isinstance(protect, TextProtection)
+    run = digest(NOISE_FORMAT, protect.identity(), secret, corpus.texts, corpus.second, corpus.unit_index)
+    account = Account(plan, ledger, secret, release=protect, run=spend_name(run, secret, ledger))
+    account.spend((protect.cost(corpus), "rewrite"))
+    return protect.rewrite(corpus, secret.fork("rewrite", run[:16]))
+
+
+def solve_head(model: Classifier, rows: Vectors, once: Once) -> bool:
+    """Fit a linear head to noisy vectors in closed form, and return whether that was possible.
+
+    The known variance of the noise is subtracted from the covariance of the vectors, and an allowance for the error of
+    that estimate is added. Stochastic steps would have to average the same noise out.
+    """
+    noise = once.noise_variance
+    layer = model.head
+    if noise is None or model.pooler is not None or not isinstance(layer, torch.nn.Linear):
+        return False
+    count, width = rows.vectors.shape
+    allowance = 2 * noise * math.sqrt(width / max(1, count))
+    vectors, targets = rows.vectors, rows.targets
+    if model.task == "regression":
+        weights, bias = fit_score(vectors, targets, noise=noise, query_noise=allowance)
+    elif targets.ndim == 1:
+        weights, bias = fit_classes(
+            vectors, targets, len(model.label_names), noise=noise, query_noise=allowance, truth=once.label_truth
+        )
+    else:  # mixtures have no single class
+        return False
+    with torch.no_grad():
+        layer.weight.copy_(weights)
+        layer.bias.copy_(bias)
+    return True
+
+
+@dataclass
+class StoredStep(OpenStep):
+    """An ordinary step on vectors or texts that are already protected: it is post-processing and costs nothing.
+
+    Guarantee: that of the release it is trained on.
+    """
+
+    solved: bool = False  # whether the head was fitted in closed form, so that the steps have nothing to do
+
+    @classmethod
+    def of(cls, parts: Parts, ledger: Ledger, secret: Rng) -> StoredStep:  # type: ignore[override]
+        """Return the step of a training run on rewritten texts, or on vectors that are released now and stored."""
+        model, rows, plan = parts.model, parts.rows, parts.private
+        protect, solved = plan.protect, False
+        if isinstance(protect, TextProtection):
+            account = Account(plan, ledger, secret, release=protect)
+        else:
+            assert isinstance(protect, RepresentationProtection)
+            if not isinstance(rows, Vectors):
+                remedy = "Vectors are released once, so the encoder must be frozen."
+                raise invalid("train", model.settings.train, f"head or pooler+head for a stored {protect.name}", remedy)
+            owners = parts.corpus.unit_index
+            described = (protect.identity(), secret, owners)
+            run = identity(model, rows, plan.settings, described, plan.rng, parts.start)
+            # Other data under one secret gets other noise. A fixed seed is for repeating, on any processor: there the
+            # last bits of the vectors, which decide `run`, must not decide the noise.
+            source = secret.fork("release", run[:16]) if secret.is_secret else secret.fork("release")
+            once = protect.once(owners, model.width, model.classes, source)
+            account = Account(plan, ledger, secret, release=once, run=spend_name(run, secret, ledger))
+            rows = release_once(rows, once, account)
+            solved = solve_head(classifier_of(model, protect.name), rows, once)
+        return cls(model, parts.optimizer, rows, plan, account=account, solved=solved)
+
+    @property
+    def per_epoch(self) -> int:
+        """Number of steps that read the release once; 1 for a solved head."""
+        return 1 if self.solved else super().per_epoch
+
+    @property
+    def steps(self) -> int:
+        """Number of steps of all epochs; the release may have fewer rows than the corpus."""
+        return max(1, round(self.plan.settings.passes * self.per_epoch))
+
+    def __call__(self, step: int) -> tuple[Tensor | None, int]:
+        """Take an ordinary step, or none if the head is solved."""
+        return (None, 0) if self.solved else super().__call__(step)
+
+    def describe(self) -> object:
+        """Return the sampler, the protection and a fingerprint of the secret."""
+        assert self.account is not None
+        return self.plan.sampler, self.protection, self.account.secret

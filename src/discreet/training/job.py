@@ -9,30 +9,73 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
+from discreet.core.errors import UnsupportedError, setting
 from discreet.core.randomness import Rng, weights_digest
 from discreet.data.batches import Tokens, Vectors
 from discreet.data.corpus import Corpus
-from discreet.models.base import TextModel
+from discreet.models.base import HEAD_NAMES, TextModel
 from discreet.models.encode import ready
 from discreet.protections.base import StepKind, TextProtection
 from discreet.runs import checkpoint
-from discreet.runs.checkpoint import identity
+from discreet.runs.checkpoint import identity, trained
 from discreet.runs.folder import secret_of
 from discreet.runs.people import Entry, NotRecorded, Spent, detach, place_of
+from discreet.runs.settings import TrainSettings
 from discreet.training.account import attach, ledger_for
-from discreet.training.hidden import HiddenStep
-from discreet.training.optimizers import optimizer_for
+from discreet.training.hidden import HiddenStep, StoredStep, rewrite_once
 from discreet.training.plan import PrivatePlan, TrainingPlan
 from discreet.training.private import PrivateStep
 from discreet.training.steps import OpenStep, Parts, Report, Step, StepCanaries, encoding_watch
-from discreet.training.stored import StoredStep, rewrite_once
 
 if TYPE_CHECKING:
     from discreet.accounting.ledger import Ledger
+
+
+def optimizer_for(model: nn.Module, settings: TrainSettings) -> torch.optim.Optimizer:
+    """Return the optimizer of the settings, over the trainable weights."""
+    weights = trained(model)
+    if not weights:
+        raise UnsupportedError(
+            "Expected a model with at least one trainable parameter, got none. Set requires_grad of the head, or build "
+            f"the model with {setting('train', 'head')}."
+        )
+    device = next(iter(weights.values())).device
+    parts = groups(model, settings.weight_decay or 0.0, settings.head_rate or 1.0)
+    for part in parts:
+        # A learning rate on the device can change between replays of a captured step.
+        part["lr"] = torch.tensor(1.0, device=device) if device.type == "cuda" else 1.0
+    if settings.optimizer == "sgd":
+        return torch.optim.SGD(parts, momentum=settings.momentum, fused=True)
+    return torch.optim.AdamW(parts, betas=(settings.momentum, 0.999), fused=True, capturable=device.type == "cuda")
+
+
+def groups(model: nn.Module, weight_decay: float, head_rate: float = 1.0) -> list[dict[str, Any]]:
+    """Return the trainable weights in groups: matrices decay, biases and norms do not; `head_rate` scales the head."""
+    parts: list[dict[str, Any]] = []
+    for is_head in (False, True) if head_rate != 1 else (None,):
+        named = trained(model).items()
+        parameters = [p for name, p in named if is_head is None or is_head is name.startswith(HEAD_NAMES)]
+        pace = head_rate if is_head else 1.0
+        parts += [
+            {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": weight_decay, "pace": pace},
+            {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0, "pace": pace},
+        ]
+    return parts
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Set the learning rate of the next step."""
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"].fill_(rate * group["pace"])
+        else:
+            group["lr"] = rate * group["pace"]
+
 
 ENCODER = "encoder"  # the submodule that a frozen model never changes
 

@@ -17,19 +17,18 @@ from discreet.core.guarantee import Caveat, Guarantee
 from discreet.core.randomness import Rng, digest, weights_digest
 from discreet.data.batches import Tokens, Vectors
 from discreet.data.corpus import Corpus
-from discreet.data.overlap import check_held_out
+from discreet.data.partition import check_held_out
 from discreet.metrics.utility import MAIN, is_better
 from discreet.models.base import LM, TextModel
+from discreet.models.build import matched_split
 from discreet.models.classifier import Classifier
 from discreet.models.encode import ready
 from discreet.models.lora import is_adapter
 from discreet.models.model_settings import SEPARATE
-from discreet.models.task import matched_split
 from discreet.runs import checkpoint
 from discreet.runs.checkpoint import Progress, blend, copy_weights, restore_weights
 from discreet.training.evaluate import evaluate
-from discreet.training.job import ENCODER, Job, open_job
-from discreet.training.optimizers import set_rate
+from discreet.training.job import ENCODER, Job, open_job, set_rate
 from discreet.training.plan import TrainingPlan
 from discreet.training.steps import Meter, Report, Step
 

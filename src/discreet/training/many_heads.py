@@ -20,9 +20,8 @@ from torch.nn import functional as F
 from discreet.core.errors import DataError
 from discreet.core.randomness import Rng
 from discreet.data.batches import Vectors
-from discreet.data.corpus import Corpus
+from discreet.data.corpus import Corpus, Grouped, unit_numbers
 from discreet.data.samplers import Shuffled
-from discreet.data.units import Grouped, unit_numbers
 from discreet.mechanisms.von_mises_fisher import VonMisesFisher
 from discreet.models.model_settings import ModelSettings
 from discreet.protections.base import GradientProtection, Protection

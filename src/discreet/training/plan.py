@@ -27,11 +27,11 @@ from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
 from discreet.data.samplers import Sampler, Shuffled
 from discreet.models.base import LM, TextModel
+from discreet.models.build import matched_split
 from discreet.models.classifier import Classifier, ModelSettings, classifier_of
 from discreet.models.encoder import BILSTM, MINILM
 from discreet.models.model_settings import JOINT, SEPARATE
 from discreet.models.smollm2 import SMOLLM2
-from discreet.models.task import matched_split
 from discreet.protections.base import (
     FEW_UNITS,
     Conditions,

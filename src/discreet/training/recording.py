@@ -14,8 +14,8 @@ from torch import Tensor
 
 from discreet.clipping.independence import fixed_kernels
 from discreet.clipping.tape import Tape
+from discreet.core.device import tensors_in
 from discreet.core.errors import UnsupportedError, invalid
-from discreet.core.nested import tensors_in
 from discreet.core.randomness import Rng
 from discreet.training.changes import persistent_buffers
 

@@ -18,9 +18,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from discreet.core.device import autocast
+from discreet.core.device import autocast, tensors_in
 from discreet.core.guarantee import Guarantee
-from discreet.core.nested import tensors_in
 from discreet.core.randomness import Rng
 from discreet.data.batches import Batch, Tokens, Vectors
 from discreet.data.corpus import Corpus

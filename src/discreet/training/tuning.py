@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from discreet.accounting.calibrate import search_noise
 from discreet.accounting.events import event_to_json
@@ -33,11 +34,13 @@ from discreet.core.guarantee import Guarantee
 from discreet.core.randomness import Rng, weights_digest
 from discreet.core.settings import parse
 from discreet.data.batches import Tokens, Vectors
-from discreet.data.corpus import Corpus
-from discreet.data.units import Grouped, unit_numbers
+from discreet.data.corpus import Corpus, Grouped, unit_numbers
+from discreet.mechanisms.gaussian import Gaussian
 from discreet.models.base import TextModel
+from discreet.models.build import matched, matched_split
+from discreet.models.classifier import classifier_of
 from discreet.models.encode import ready
-from discreet.models.task import matched, matched_split
+from discreet.models.language_model import LanguageModel
 from discreet.protections.base import Protection
 from discreet.protections.dp_sgd import DPSGD
 from discreet.runs import checkpoint
@@ -46,14 +49,63 @@ from discreet.runs.folder import BEST, SEARCH, TRIAL
 from discreet.runs.people import Entry
 from discreet.runs.settings import TrainSettings
 from discreet.training.account import Account, of_gradients
+from discreet.training.evaluate import predict, token_totals
 from discreet.training.job import Job, ready_ledger, ready_secret
 from discreet.training.loop import train
 from discreet.training.plan import PrivatePlan
-from discreet.training.score import NAMES, private_score, row_scores
 from discreet.training.steps import encoding_watch
 
 if TYPE_CHECKING:
     from dp_accounting.dp_event import DpEvent
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+NAMES = {
+    "classification": "accuracy",
+    "regression": "mean of 1 / (1 + squared error)",
+    "lm": "mean probability of a token",
+}
+
+
+def row_scores(model: TextModel, rows: Tokens | Vectors, precision: str = "auto") -> Floats:
+    """Return the score of every row, in [0, 1]; a NaN, of a model whose training diverged, counts as 0.
+
+    NaN has no place in an order, and the cost of choosing the best holds for an order of all results.
+
+    Guarantee: none, the scores are computed from private rows; `private_score` releases their mean with noise.
+    """
+    if isinstance(model, LanguageModel):
+        assert isinstance(rows, Tokens)
+        losses, counts, _ = token_totals(model, rows, precision)
+        return np.nan_to_num(np.asarray(np.exp(-losses / np.maximum(counts, 1)), dtype=np.float64), nan=0.0)
+    predictions = predict(classifier_of(model, "scores"), rows, precision).best
+    truth = rows.targets.cpu().numpy()
+    if model.task == "regression":
+        errors = np.asarray(predictions - truth.reshape(-1), dtype=np.float64)
+        return np.nan_to_num(1 / (1 + np.square(errors)), nan=0.0)
+    return np.asarray(predictions == truth, dtype=np.float64)
+
+
+def unit_scores(scores: Floats, unit_index: Ints) -> Floats:
+    """Return the score of every unit, the mean of its rows.
+
+    >>> unit_scores(np.array([1.0, 0.0, 1.0]), np.array([0, 0, 1]))
+    array([0.5, 1. ])
+    """
+    return np.asarray(np.bincount(unit_index, weights=scores) / np.bincount(unit_index), dtype=np.float64)
+
+
+def private_score(scores: Floats, unit_index: Ints, units: int, noise: float, rng: Rng) -> float:
+    """Return the mean score of the units with Gaussian noise of standard deviation noise / units.
+
+    `units` is their public number, the divisor. A NaN, of a model whose training diverged, counts as 0.
+
+    Guarantee: that of `ClippedSumDpEvent(noise)`: adding, removing or emptying one unit changes the sum by at most 1.
+    """
+    total = float(np.clip(np.nan_to_num(unit_scores(scores, unit_index), nan=0.0), 0.0, 1.0).sum())
+    return float(Gaussian(noise)(np.array([total]), rng)[0]) / units
+
 
 OF_TRAINING = (
     "epochs", "batch_size", "learning_rate", "head_rate", "warmup", "weight_decay", "optimizer", "momentum",

@@ -187,7 +187,7 @@ def test_dropout_and_noise_are_certified(how: str) -> None:
 
 
 def test_a_loop_that_draws_until_a_number_fits_ends_in_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("discreet.training.draws._MOST_DRAWS", 50)
+    monkeypatch.setattr("discreet.training.independence._MOST_DRAWS", 50)
 
     class Until(Harmless):
         def forward(self, x: Tensor) -> Tensor:

@@ -271,7 +271,7 @@ EXEMPT = {
     "experiment/attack/membership.py": "which rows an attacker of a trained model asks about: the owner's own",
     "experiment/attack/neighbours.py": "words that replace others in an attacker's neighbours of a text: not a release",
     "experiment/attack/recorded.py": "candidates of an attack on recorded messages: an experiment of the owner",
-    "experiment/attack/references.py": "halves for reference models of the owner, which are never released",
+    "experiment/attack/signals.py": "halves for reference models of the owner, which are never released",
     "experiment/attack/scene.py": "which rows are attacked: the owner's own, not a release under a guarantee",
     "mechanisms/laplace.py": "`sample` is a mechanism's own: the noise of one value, and no order of units",
     "metrics": "bootstrap intervals and chance levels of figures on held-out rows, which are not protected",

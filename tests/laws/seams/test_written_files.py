@@ -25,11 +25,10 @@ from discreet.catalog import protection
 from discreet.core.errors import DataError
 from discreet.core.files import save_tensors
 from discreet.core.randomness import Rng
-from discreet.data.corpus import Corpus
+from discreet.data.corpus import Corpus, unit_numbers
 from discreet.data.partition import keep_share
 from discreet.data.samplers import Poisson
 from discreet.data.sources import Columns, TextSource, load
-from discreet.data.units import unit_numbers
 from discreet.experiment import RunOptions, RunRequest, train_once
 from discreet.experiment import run as story
 from discreet.models.classifier import ModelSettings

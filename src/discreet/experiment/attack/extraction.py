@@ -53,9 +53,9 @@ from discreet.experiment.attack.signals import outputs_of, token_scores
 from discreet.metrics.categories import fragments, table_of_items
 from discreet.metrics.intervals import clopper_pearson, score_interval
 from discreet.models.base import TextModel
+from discreet.models.build import matched
 from discreet.models.encode import ready
 from discreet.models.language_model import LanguageModel
-from discreet.models.task import matched
 from discreet.releases.description import model_facts
 from discreet.training.evaluate import represent
 

@@ -28,8 +28,8 @@ from discreet.experiment.attack.request import Progress
 from discreet.experiment.attack.scene import corpus_of_run, text_keys
 from discreet.experiment.attack.signals import check_same_tokens, outputs_of, stacked
 from discreet.models.base import LM, TextModel
+from discreet.models.build import matched
 from discreet.models.classifier import Classifier
-from discreet.models.task import matched
 from discreet.runs.folder import Run, is_run, load_run
 
 Bools = npt.NDArray[np.bool_]

@@ -28,16 +28,22 @@ from discreet.data.batches import Tokens, Vectors, tokens_for
 from discreet.data.corpus import Corpus
 from discreet.experiment.attack.given_references import GivenReferences, too_few
 from discreet.experiment.attack.neighbours import neighbour_losses
-from discreet.experiment.attack.references import ReferenceText, fresh_model, random_halves, reference_outputs
 from discreet.experiment.attack.request import AttackRequest, Callbacks, Findings, Progress
 from discreet.experiment.attack.scene import Scene, Target, text_keys
-from discreet.experiment.attack.signals import outputs_of, token_scores
+from discreet.experiment.attack.signals import (
+    ReferenceText,
+    fresh_model,
+    outputs_of,
+    random_halves,
+    reference_outputs,
+    token_scores,
+)
 from discreet.metrics import membership as metric
 from discreet.metrics.membership import Scored
 from discreet.models.base import TextModel
+from discreet.models.build import matched
 from discreet.models.encode import encode
 from discreet.models.language_model import LanguageModel
-from discreet.models.task import matched
 from discreet.releases.description import model_facts
 
 Bools = npt.NDArray[np.bool_]
