@@ -112,8 +112,8 @@ def check_rows(runs: int) -> list[dict[str, Any]]:
     from discreet.data.sources import TextSource
     from discreet.experiment.run import RunRequest, train_once
     from discreet.models.classifier import ModelSettings
+    from discreet.models.settings import TrainSettings
     from discreet.protections.dp_sgd import DPSGD
-    from discreet.runs.settings import TrainSettings
 
     methods: dict[str, dict[str, Any]] = {
         "poisson": {},

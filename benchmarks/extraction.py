@@ -38,10 +38,10 @@ from discreet.models.base import TextModel
 from discreet.models.classifier import Classifier
 from discreet.models.encode import cache_folder
 from discreet.models.language_model import LanguageModel
+from discreet.models.settings import TrainSettings
 from discreet.protections.base import Conditions
 from discreet.protections.dp_sgd import DPSGD
 from discreet.runs.folder import RunChoices
-from discreet.runs.settings import TrainSettings
 from discreet.training.job import Job
 from discreet.training.loop import train
 from discreet.training.plan import TrainingPlan, model_settings

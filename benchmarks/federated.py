@@ -42,12 +42,11 @@ from discreet.federated.settings import FILES, Federation
 from discreet.federated.wiretap import wiretap
 from discreet.models.classifier import Classifier
 from discreet.models.encode import ready
-from discreet.models.model_settings import TEXTHIDE_HIDDEN, ModelSettings
+from discreet.models.settings import TEXTHIDE_HIDDEN, ModelSettings, TrainSettings
 from discreet.protections.base import Protection, RepresentationProtection
 from discreet.protections.dp_sgd import DPSGD
 from discreet.protections.texthide import TextHide
 from discreet.runs.checkpoint import LEDGER
-from discreet.runs.settings import TrainSettings
 from discreet.training.evaluate import evaluate
 from discreet.training.job import Job
 from discreet.training.loop import train

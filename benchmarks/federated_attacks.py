@@ -23,11 +23,10 @@ from discreet.federated.aggregation import Aggregation, Mean
 from discreet.federated.run import FederateOptions, federate
 from discreet.federated.secure_sum.aggregations import SecureSum
 from discreet.federated.settings import Federation
-from discreet.models.model_settings import ModelSettings
+from discreet.models.settings import ModelSettings, TrainSettings
 from discreet.protections.base import Protection
 from discreet.protections.dp_sgd import DPSGD
 from discreet.protections.texthide import TextHide
-from discreet.runs.settings import TrainSettings
 
 CLIENTS, ROWS, WORDS, ROUNDS = 4, 80, 8, 3
 VIEWS = ("server", "client-0", "wire")

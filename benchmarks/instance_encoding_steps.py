@@ -11,8 +11,8 @@ from benchmarks.turns import in_turns, step_of
 from discreet.core.randomness import Rng
 from discreet.data.sources import load
 from discreet.models.classifier import Classifier, ModelSettings
+from discreet.models.settings import TrainSettings
 from discreet.protections.instance_encoding import InstanceEncoding
-from discreet.runs.settings import TrainSettings
 from discreet.training.evaluate import evaluate
 from discreet.training.loop import train
 from discreet.training.plan import TrainingPlan

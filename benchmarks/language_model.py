@@ -27,8 +27,8 @@ from discreet.data.corpus import Corpus
 from discreet.data.sources import TextSource
 from discreet.experiment.attack.own_model import attack
 from discreet.models.language_model import LanguageModel
+from discreet.models.settings import TrainSettings
 from discreet.protections.dp_sgd import DPSGD
-from discreet.runs.settings import TrainSettings
 from discreet.training.evaluate import assess
 from discreet.training.loop import train
 from discreet.training.plan import TrainingPlan, model_settings

@@ -19,7 +19,7 @@ from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
 from discreet.data.sources import load
 from discreet.models.classifier import Classifier, ModelSettings
-from discreet.runs.settings import TrainSettings
+from discreet.models.settings import TrainSettings
 from discreet.training.evaluate import evaluate, represent
 from discreet.training.loop import train
 from discreet.training.plan import TrainingPlan

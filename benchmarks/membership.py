@@ -40,11 +40,11 @@ from discreet.metrics.membership import Scored, advantage, auc
 from discreet.models.base import TextModel
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.models.language_model import LanguageModel
+from discreet.models.settings import TrainSettings
 from discreet.protections.base import Protection
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
 from discreet.runs.folder import RunChoices
-from discreet.runs.settings import TrainSettings
 from discreet.training.evaluate import evaluate, represent
 from discreet.training.job import Job
 from discreet.training.loop import train

@@ -90,8 +90,8 @@ def measure(asked: argparse.Namespace) -> dict[str, object]:
     from discreet.data.samplers import Poisson
     from discreet.models.classifier import Classifier
     from discreet.models.encode import ready
+    from discreet.models.settings import TrainSettings
     from discreet.protections.dp_sgd import DPSGD
-    from discreet.runs.settings import TrainSettings
     from discreet.training.job import optimizer_for, set_rate
     from discreet.training.plan import TrainingPlan
     from discreet.training.private import PrivateStep

@@ -16,7 +16,7 @@ from discreet.data.corpus import Corpus
 from discreet.data.sources import load
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.models.encode import cache_folder
-from discreet.runs.settings import TrainSettings
+from discreet.models.settings import TrainSettings
 from discreet.study.trial import of_the_setting
 from discreet.training.evaluate import evaluate
 from discreet.training.job import Job

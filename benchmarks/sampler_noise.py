@@ -31,8 +31,8 @@ from discreet.data.sources import TextSource
 from discreet.experiment.attack.signals import first_head
 from discreet.models.classifier import Classifier
 from discreet.models.encode import encode
+from discreet.models.settings import TrainSettings
 from discreet.protections.dp_sgd import DPSGD
-from discreet.runs.settings import TrainSettings
 from discreet.training.many_heads import HeadJob, train_heads
 from discreet.training.plan import TrainingPlan, model_settings
 

@@ -88,8 +88,7 @@ def one_round(options: argparse.Namespace) -> list[dict[str, Any]]:
     from discreet.federated.run import run_in_process, settled
     from discreet.federated.secure_sum.aggregations import SecureSum
     from discreet.federated.settings import Federation
-    from discreet.models.model_settings import ModelSettings
-    from discreet.runs.settings import TrainSettings
+    from discreet.models.settings import ModelSettings, TrainSettings
 
     aggregations: dict[str, Aggregation] = {"mean": Mean(), "secure-sum": SecureSum()}
     if options.noise:

@@ -30,10 +30,10 @@ from discreet.data.partition import hold_out
 from discreet.data.sources import Columns, load
 from discreet.models.classifier import Classifier
 from discreet.models.encode import cache_folder
+from discreet.models.settings import TrainSettings
 from discreet.protections.base import Protection
 from discreet.protections.dp_sgd import DPSGD
 from discreet.protections.texthide import TextHide
-from discreet.runs.settings import TrainSettings
 from discreet.training.evaluate import assess
 from discreet.training.job import Job
 from discreet.training.loop import train

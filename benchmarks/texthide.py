@@ -26,8 +26,8 @@ from discreet.data.corpus import Corpus
 from discreet.data.partition import hold_out, without_overlap
 from discreet.data.sources import load
 from discreet.models.classifier import Classifier, ModelSettings
+from discreet.models.settings import TrainSettings
 from discreet.protections.texthide import PUBLIC_LABELS, OneMask, TextHide
-from discreet.runs.settings import TrainSettings
 from discreet.training.evaluate import evaluate
 from discreet.training.loop import train
 from discreet.training.plan import TrainingPlan

@@ -32,9 +32,8 @@ from discreet.data.batches import Part, Tokens, tokens_for
 from discreet.data.corpus import Corpus
 from discreet.data.sources import load
 from discreet.models.classifier import Classifier
-from discreet.models.model_settings import ModelSettings
+from discreet.models.settings import ModelSettings, TrainSettings
 from discreet.protections.dp_sgd import DPSGD
-from discreet.runs.settings import TrainSettings
 from discreet.training.capture import PartGraphs
 from discreet.training.engine import Engine
 from discreet.training.job import optimizer_for, set_rate

@@ -25,10 +25,10 @@ from discreet.data.partition import without_overlap
 from discreet.data.sources import Columns, load
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.models.encode import cache_folder
+from discreet.models.settings import TrainSettings
 from discreet.protections.base import GradientProtection, defaults_of
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
-from discreet.runs.settings import TrainSettings
 from discreet.training.evaluate import evaluate
 from discreet.training.job import Job
 from discreet.training.loop import start_from_public, train

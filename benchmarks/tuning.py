@@ -40,9 +40,9 @@ from discreet.data.corpus import Corpus
 from discreet.data.sources import TextSource
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.models.encode import cache_folder, ready
+from discreet.models.settings import TrainSettings
 from discreet.protections.dp_sgd import DPSGD
 from discreet.runs.checkpoint import copy_weights, restore_weights
-from discreet.runs.settings import TrainSettings
 from discreet.training.evaluate import evaluate, represent
 from discreet.training.job import Job
 from discreet.training.loop import train

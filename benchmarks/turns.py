@@ -11,8 +11,8 @@ from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.models.encode import ready
+from discreet.models.settings import TrainSettings
 from discreet.protections.base import RepresentationProtection
-from discreet.runs.settings import TrainSettings
 from discreet.training.hidden import HiddenStep, StoredStep
 from discreet.training.job import optimizer_for, set_rate
 from discreet.training.plan import TrainingPlan

@@ -12,7 +12,7 @@ from discreet.core.randomness import Rng
 from discreet.data.batches import Tokens, Vectors
 from discreet.data.corpus import Corpus
 from discreet.models.classifier import Classifier
-from discreet.runs.settings import TrainSettings
+from discreet.models.settings import TrainSettings
 from discreet.training import loop
 from discreet.training.job import Job, optimizer_for
 from discreet.training.loop import Trained

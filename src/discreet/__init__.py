@@ -12,7 +12,7 @@ _PUBLIC = {
     # Train and use a classifier
     "TextClassifier": "discreet.estimator",
     "TrainingPlan": "discreet.training.plan",
-    "TrainSettings": "discreet.runs.settings",
+    "TrainSettings": "discreet.models.settings",
     "Job": "discreet.training.job",
     "train": "discreet.training.loop",
     "SearchPlan": "discreet.training.tuning",

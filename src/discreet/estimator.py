@@ -20,9 +20,9 @@ from discreet.data.corpus import Corpus
 from discreet.data.sources import EACH_ROW, TextSource, unit_ids
 from discreet.experiment.run import RunOptions, RunRequest, choose_model, train_once
 from discreet.models.classifier import classifier_of
+from discreet.models.settings import TrainSettings
 from discreet.runs.checkpoint import LEDGER
 from discreet.runs.folder import finish, load_run, prepared, workspace_of
-from discreet.runs.settings import TrainSettings
 from discreet.training.evaluate import predict
 
 if TYPE_CHECKING:

@@ -21,9 +21,8 @@ from discreet.data.sources import TextSource
 from discreet.experiment.attack.membership import Certificate
 from discreet.experiment.attack.scene import Target
 from discreet.metrics.membership import AUC, Scored, auc, tpr_metric, true_positives_at
-from discreet.models.model_settings import ModelSettings
+from discreet.models.settings import ModelSettings, TrainSettings
 from discreet.runs.folder import RunChoices
-from discreet.runs.settings import TrainSettings
 
 MEMBERSHIP = [name for name in ATTACKS if attack_class(name).family is Family.MEMBERSHIP]
 COUNT, TOKENS = 1000, 16  # members, and non-members; tokens of an example

@@ -34,10 +34,10 @@ from discreet.experiment.run import RunOptions, RunRequest, train_once
 from discreet.mechanisms.normals import add_normals
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.models.language_model import LanguageModel
+from discreet.models.settings import TrainSettings
 from discreet.protections.base import Protection
 from discreet.protections.dp_sgd import DPSGD
 from discreet.runs.folder import load_run
-from discreet.runs.settings import TrainSettings
 from discreet.training.job import Job
 from discreet.training.loop import train
 from discreet.training.plan import TrainingPlan

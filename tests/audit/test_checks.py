@@ -37,11 +37,11 @@ from discreet.experiment.run import RunRequest, train_once
 from discreet.mechanisms.correlated import CorrelatedNormals
 from discreet.mechanisms.normals import NormalSource
 from discreet.models.classifier import Classifier, ModelSettings
+from discreet.models.settings import TrainSettings
 from discreet.protections import base, dp_sgd
 from discreet.protections.base import Protection
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
-from discreet.runs.settings import TrainSettings
 from discreet.training.job import Job
 from discreet.training.loop import train
 from discreet.training.plan import TrainingPlan

@@ -100,9 +100,8 @@ def test_a_node_with_a_limit_stays_out_of_a_run_that_exceeds_it() -> None:
     from discreet.core.errors import LedgerError
     from discreet.data.sources import TextSource
     from discreet.federated.flower import with_own_settings
-    from discreet.models.model_settings import ModelSettings
+    from discreet.models.settings import ModelSettings, TrainSettings
     from discreet.protections.dp_sgd import DPSGD
-    from discreet.runs.settings import TrainSettings
 
     settings = Federation(TextSource("notes"), ModelSettings(), TrainSettings(), 2, DPSGD(epsilon=4.0))
     own = with_own_settings(settings, 1, {"data": "mine.csv", "epsilon": 5.0})

@@ -17,8 +17,7 @@ from discreet.cli.main import app, main
 from discreet.cli.options import fields_with_help, generated
 from discreet.cli.train import TrainOptions, options_of_protections
 from discreet.core.settings import option
-from discreet.models.model_settings import ModelSettings
-from discreet.runs.settings import TrainSettings
+from discreet.models.settings import ModelSettings, TrainSettings
 
 SOURCE = Path(__file__).parents[2] / "src"
 NOT_OPTIONS = {ModelSettings: {"hidden"}, TrainSettings: {"momentum", "averaging", "gradient_norm"}}

@@ -24,8 +24,8 @@ from discreet.data.samplers import Poisson
 from discreet.data.sources import TextSource
 from discreet.experiment.run import RunOptions, RunRequest, train_once
 from discreet.models.classifier import ModelSettings
+from discreet.models.settings import TrainSettings
 from discreet.protections.dp_sgd import DPSGD
-from discreet.runs.settings import TrainSettings
 from discreet.training.steps import Report
 
 UNITS, STEPS = 40, 5

@@ -26,10 +26,9 @@ from discreet.federated.planned import ANSWERS
 from discreet.federated.run import FederateOptions, client_folder, federate, local_grid, private_folder, run_in_process
 from discreet.federated.secure_sum.aggregations import SecureSum
 from discreet.federated.settings import Federation
-from discreet.models.model_settings import ModelSettings
+from discreet.models.settings import ModelSettings, TrainSettings
 from discreet.protections.dp_sgd import DPSGD
 from discreet.runs.checkpoint import LEDGER, trained
-from discreet.runs.settings import TrainSettings
 from discreet.statement.facts import read_facts
 
 Settings = Callable[..., Federation]

@@ -36,9 +36,8 @@ from discreet.experiment.attack.scene import Target
 from discreet.experiment.run import RunOptions, with_canaries
 from discreet.models.encoder import quiet
 from discreet.models.language_model import LanguageModel
-from discreet.models.model_settings import ModelSettings
+from discreet.models.settings import ModelSettings, TrainSettings
 from discreet.runs.folder import RunChoices
-from discreet.runs.settings import TrainSettings
 
 
 @pytest.fixture(scope="module")

@@ -22,8 +22,8 @@ from discreet.experiment import AttackRequest, RunRequest, SceneRequest, attack_
 from discreet.experiment.attack.given_references import GivenReferences, runs_in, trained_on
 from discreet.experiment.attack.scene import Scene
 from discreet.models.classifier import ModelSettings
+from discreet.models.settings import TrainSettings
 from discreet.runs.folder import load_run
-from discreet.runs.settings import TrainSettings
 
 WORDS = ("heart", "knee", "lung", "hand", "scan", "dose", "cough", "fever", "nurse", "doctor", "pain", "rest")
 OWN = [f"the {a} and the {b} of {c}" for a in WORDS[:6] for b in WORDS[6:] for c in ("two", "one")]

@@ -39,10 +39,10 @@ from discreet.models.base import TextModel
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.models.encode import encode
 from discreet.models.language_model import LanguageModel
+from discreet.models.settings import TrainSettings
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
 from discreet.runs.folder import RunChoices
-from discreet.runs.settings import TrainSettings
 from discreet.training.job import Job
 from discreet.training.loop import start_from_public, train
 from discreet.training.plan import TrainingPlan

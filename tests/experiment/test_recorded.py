@@ -19,9 +19,8 @@ from discreet.experiment.attack.runner import attack_once
 from discreet.federated.run import FederateOptions, federate
 from discreet.federated.secure_sum.aggregations import SecureSum
 from discreet.federated.settings import Federation
-from discreet.models.model_settings import ModelSettings
+from discreet.models.settings import ModelSettings, TrainSettings
 from discreet.protections.dp_sgd import DPSGD
-from discreet.runs.settings import TrainSettings
 
 Run = Callable[..., Path]
 

@@ -14,9 +14,9 @@ from discreet.experiment.checks import warn_of_size
 from discreet.experiment.run import RunRequest, averaged_utility
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.models.encode import encode
+from discreet.models.settings import TrainSettings
 from discreet.protections.dp_sgd import DPSGD
 from discreet.protections.instance_encoding import InstanceEncoding
-from discreet.runs.settings import TrainSettings
 
 
 def test_any_protection_may_have_several_views_of_a_query(tiny_encoder: Callable[[str], Path]) -> None:

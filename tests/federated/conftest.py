@@ -8,8 +8,7 @@ import pytest
 
 from discreet.data.sources import TextSource
 from discreet.federated.settings import Federation
-from discreet.models.model_settings import ModelSettings
-from discreet.runs.settings import TrainSettings
+from discreet.models.settings import ModelSettings, TrainSettings
 
 
 @pytest.fixture

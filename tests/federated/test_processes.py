@@ -28,7 +28,7 @@ from discreet.federated.processes import (
 from discreet.federated.run import run_in_process
 from discreet.federated.settings import Federation
 from discreet.federated.wiretap import wiretap
-from discreet.models.model_settings import ModelSettings
+from discreet.models.settings import ModelSettings
 from discreet.protections.dp_sgd import DPSGD
 from discreet.runs.checkpoint import LEDGER
 

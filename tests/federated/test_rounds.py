@@ -22,7 +22,7 @@ from discreet.federated.flower import serve
 from discreet.federated.run import FederateOptions, client_folder, federate, joint, local_grid, run_in_process
 from discreet.federated.server import Outgoing, Schedule, Server
 from discreet.federated.settings import Federation
-from discreet.models.model_settings import ModelSettings
+from discreet.models.settings import ModelSettings, TrainSettings
 from discreet.protections.base import plain_defaults
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
@@ -30,7 +30,6 @@ from discreet.protections.instance_encoding import InstanceEncoding
 from discreet.protections.texthide import AllMasks, TextHide
 from discreet.runs.checkpoint import LEDGER, trained
 from discreet.runs.folder import load_run
-from discreet.runs.settings import TrainSettings
 from discreet.statement.facts import read_facts
 from discreet.statement.statement import statement
 from discreet.training.job import optimizer_for, set_rate

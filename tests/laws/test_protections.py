@@ -33,8 +33,8 @@ from discreet.core.randomness import Rng, digest
 from discreet.data.corpus import Corpus
 from discreet.data.sources import TextSource
 from discreet.models.classifier import Classifier, ModelSettings
+from discreet.models.settings import TrainSettings
 from discreet.runs.checkpoint import LEDGER
-from discreet.runs.settings import TrainSettings
 from discreet.statement.facts import read_facts
 
 DELTA = 1e-6  # so small that a pure guarantee is hardly cheaper at it

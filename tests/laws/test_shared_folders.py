@@ -26,8 +26,8 @@ from discreet.core.guarantee import Adjacency
 from discreet.data.sources import TextSource
 from discreet.estimator import TextClassifier
 from discreet.models.encoder import load_tokenizer
+from discreet.models.settings import TrainSettings
 from discreet.protections.dp_sgd import DPSGD
-from discreet.runs.settings import TrainSettings
 
 PAGE = Path(__file__).parents[2] / "docs" / "folders.md"
 RUN, SEARCH, TRAINER, SANITIZED, STUDY = (

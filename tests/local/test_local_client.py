@@ -23,6 +23,7 @@ from discreet.experiment import RunOptions, RunRequest, train_once
 from discreet.local.client import Mixed, UserSide
 from discreet.local.server import ServerSide, linear_head
 from discreet.models.classifier import ModelSettings
+from discreet.models.settings import TrainSettings
 from discreet.protections.local.decoys import Decoys
 from discreet.protections.local.layer import LDPLayer
 from discreet.protections.local.projection import whole_space
@@ -30,7 +31,6 @@ from discreet.protections.local.protection import LocalPrivacy
 from discreet.protections.local.release import LocalLayer, SentOnce
 from discreet.runs import folder
 from discreet.runs.folder import load_run
-from discreet.runs.settings import TrainSettings
 from discreet.training.evaluate import represent
 
 

@@ -16,8 +16,8 @@ from discreet.data.batches import tokens_for
 from discreet.data.corpus import Corpus
 from discreet.models.classifier import Classifier
 from discreet.models.encode import encode
-from discreet.models.model_settings import ModelSettings
 from discreet.models.pairs import PAIR_WIDTH, SLOPE, THRESHOLD, separate
+from discreet.models.settings import ModelSettings
 from discreet.training.plan import TrainingPlan
 
 FIRST = ("the plot was slow", "a film of 12 minutes", "nobody laughed at all")

@@ -18,10 +18,10 @@ from discreet.data.sources import TextSource, load
 from discreet.experiment import RunRequest, SceneRequest, load_scene, train_once
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.models.encode import encode
+from discreet.models.settings import TrainSettings
 from discreet.protections.texthide import TextHide
 from discreet.runs.checkpoint import LEDGER
 from discreet.runs.folder import begin, load_run, prepared, workspace_of
-from discreet.runs.settings import TrainSettings
 from discreet.training.evaluate import predict
 
 

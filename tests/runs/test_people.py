@@ -34,7 +34,7 @@ from discreet.data.samplers import Poisson
 from discreet.data.sources import TextSource
 from discreet.experiment.checks import warn_of_size
 from discreet.experiment.run import RunRequest
-from discreet.models.model_settings import ModelSettings
+from discreet.models.settings import ModelSettings, TrainSettings
 from discreet.protections.dp_sgd import DPSGD
 from discreet.runs.people import (
     DECIDED_BEFORE,
@@ -47,7 +47,6 @@ from discreet.runs.people import (
     Total,
     record_study,
 )
-from discreet.runs.settings import TrainSettings
 from discreet.training.plan import TrainingPlan
 from discreet.training.private import PrivateParts, PrivateStep
 

@@ -12,7 +12,7 @@ import pytest
 from discreet.catalog import protection
 from discreet.data.sources import TextSource
 from discreet.experiment import RunOptions, RunRequest, train_once
-from discreet.runs.settings import TrainSettings
+from discreet.models.settings import TrainSettings
 from discreet.training.plan import model_settings
 
 SETTINGS: dict[str, dict[str, Any] | None] = {

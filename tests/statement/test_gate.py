@@ -18,9 +18,9 @@ from discreet.cli.main import main
 from discreet.core.errors import LedgerError, ModelError
 from discreet.core.guarantee import in_digits
 from discreet.estimator import TextClassifier
+from discreet.models.settings import TrainSettings
 from discreet.protections.dp_sgd import DPSGD
 from discreet.runs.folder import guarantee_with_digests
-from discreet.runs.settings import TrainSettings
 from discreet.statement.facts import read_facts
 
 

@@ -24,7 +24,7 @@ from discreet.data.sources import TextSource, load
 from discreet.federated.client import Client, Task
 from discreet.federated.settings import Federation
 from discreet.models.classifier import Classifier
-from discreet.models.model_settings import ModelSettings
+from discreet.models.settings import ModelSettings
 from discreet.runs.people import FIXED_SEED, People, Total
 from discreet.training.loop import train
 from discreet.training.tuning import tune

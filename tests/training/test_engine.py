@@ -17,8 +17,8 @@ from discreet.data.corpus import Corpus
 from discreet.data.sources import load
 from discreet.mechanisms import normals
 from discreet.models.classifier import Classifier
+from discreet.models.settings import TrainSettings
 from discreet.protections import dp_sgd
-from discreet.runs.settings import TrainSettings
 from discreet.training.capture import StepEnd
 from discreet.training.engine import Engine
 from discreet.training.independence import Kernels

@@ -18,10 +18,10 @@ from discreet.experiment import RunOptions, RunRequest, train_once
 from discreet.models.classifier import Classifier
 from discreet.models.encode import encode
 from discreet.models.lora import is_adapter
+from discreet.models.settings import TrainSettings
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
 from discreet.runs.checkpoint import NAME, PUBLIC, PUBLIC_START
-from discreet.runs.settings import TrainSettings
 from discreet.training.evaluate import represent
 from discreet.training.plan import TrainingPlan, model_settings
 from discreet.training.public_text import PUBLIC_TEXT

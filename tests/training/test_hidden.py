@@ -14,12 +14,12 @@ from discreet.data.batches import Batch
 from discreet.data.corpus import Corpus
 from discreet.data.samplers import FixedSize, Poisson, Sampler, Shuffled
 from discreet.models.classifier import Classifier
+from discreet.models.settings import TrainSettings
 from discreet.protections.base import Rows
 from discreet.protections.dp_sgd import DPSGD
 from discreet.protections.instance_encoding import InstanceEncoding
 from discreet.protections.texthide import TextHide
 from discreet.releases.hidden import draw_hidden
-from discreet.runs.settings import TrainSettings
 from discreet.training.evaluate import evaluate, predict
 from discreet.training.hidden import HiddenStep
 

@@ -10,7 +10,7 @@ from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
 from discreet.data.samplers import Poisson
 from discreet.models.classifier import Classifier
-from discreet.runs.settings import TrainSettings
+from discreet.models.settings import TrainSettings
 from discreet.training.evaluate import evaluate
 from discreet.training.loop import Trained
 from discreet.training.steps import Report

@@ -13,10 +13,10 @@ from discreet.core.randomness import Rng
 from discreet.data.batches import Vectors
 from discreet.data.corpus import Corpus
 from discreet.models.classifier import Classifier, ModelSettings
+from discreet.models.settings import TrainSettings
 from discreet.protections.base import Protection
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
-from discreet.runs.settings import TrainSettings
 from discreet.training.job import Job
 from discreet.training.loop import train
 from discreet.training.many_heads import HeadJob, can_train_together, train_heads

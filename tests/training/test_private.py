@@ -19,9 +19,9 @@ from discreet.data.samplers import FixedSize, Poisson, Shuffled
 from discreet.data.sources import load
 from discreet.models.classifier import Classifier
 from discreet.models.encode import ready
+from discreet.models.settings import TrainSettings
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
-from discreet.runs.settings import TrainSettings
 from discreet.training.evaluate import evaluate
 from discreet.training.private import PrivateParts, PrivateStep
 

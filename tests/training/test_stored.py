@@ -8,10 +8,10 @@ from tests.planned import train
 from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
 from discreet.models.classifier import Classifier
+from discreet.models.settings import TrainSettings
 from discreet.protections.base import Protection
 from discreet.protections.instance_encoding import InstanceEncoding
 from discreet.protections.local.protection import LocalPrivacy
-from discreet.runs.settings import TrainSettings
 
 
 @pytest.mark.parametrize("protect", [InstanceEncoding(epsilon=8), LocalPrivacy(epsilon=50)], ids=lambda p: p.name)

@@ -20,11 +20,11 @@ from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
 from discreet.data.sources import load
 from discreet.models.classifier import Classifier
+from discreet.models.settings import TrainSettings
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
 from discreet.runs.checkpoint import copy_weights
 from discreet.runs.folder import SEARCH, secret_of
-from discreet.runs.settings import TrainSettings
 from discreet.training.job import Job
 from discreet.training.tuning import SearchPlan, Tuned, candidates_of, tune
 

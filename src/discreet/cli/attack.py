@@ -25,7 +25,7 @@ from discreet.cli.options import Device, Json, Seed, SourceOptions, Threads, gen
 from discreet.cli.output import as_json, console, note, plain, stop_on_interrupt, working
 from discreet.core.errors import invalid, spelled, whole
 from discreet.core.settings import option
-from discreet.models.model_settings import ModelSettings
+from discreet.models.settings import ModelSettings
 
 if TYPE_CHECKING:
     from discreet.attacks.base import Attack

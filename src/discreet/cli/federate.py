@@ -27,8 +27,7 @@ from discreet.cli.train import finite, protection_of
 from discreet.core.errors import invalid, setting
 from discreet.core.guarantee import in_digits
 from discreet.core.settings import option
-from discreet.models.model_settings import ModelSettings
-from discreet.runs.settings import TrainSettings
+from discreet.models.settings import ModelSettings, TrainSettings
 
 if TYPE_CHECKING:
     from discreet.federated.server import RoundReport

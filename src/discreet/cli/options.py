@@ -24,7 +24,7 @@ import typer
 from discreet.catalog import CORPORA
 from discreet.core.errors import SettingError, invalid, one_of, positive, whole
 from discreet.core.settings import option
-from discreet.models.model_settings import RANK
+from discreet.models.settings import RANK
 
 if TYPE_CHECKING:
     from discreet.data.corpus import Task

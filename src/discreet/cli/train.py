@@ -41,8 +41,7 @@ from discreet.cli.output import (
 from discreet.core.errors import invalid, one_of
 from discreet.core.guarantee import in_digits
 from discreet.core.settings import option
-from discreet.models.model_settings import SEPARATE, ModelSettings
-from discreet.runs.settings import TrainSettings
+from discreet.models.settings import SEPARATE, ModelSettings, TrainSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sized

@@ -14,8 +14,7 @@ from discreet.cli.train import finite, print_run, protection_of, read_text, run_
 from discreet.core.errors import SettingError, invalid, setting
 from discreet.core.guarantee import in_digits
 from discreet.core.settings import option, read_values
-from discreet.models.model_settings import ModelSettings
-from discreet.runs.settings import TrainSettings
+from discreet.models.settings import ModelSettings, TrainSettings
 
 _SEARCH = "Search"
 _SHORT = (

@@ -103,8 +103,8 @@ class Schedule:
         """Return the schedule in which all clients together read their rows as a central training run would.
 
         >>> from discreet.data.sources import TextSource
-        >>> from discreet.models.model_settings import ModelSettings
-        >>> from discreet.runs.settings import TrainSettings
+        >>> from discreet.models.settings import ModelSettings
+        >>> from discreet.models.settings import TrainSettings
         >>> train = TrainSettings(epochs=2, batch_size=8)
         >>> settings = Federation(TextSource("notes"), ModelSettings(), train, clients=2)
         >>> Schedule.make(settings, {0: 30, 1: 10}, 384)

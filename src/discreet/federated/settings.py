@@ -21,10 +21,10 @@ from discreet.federated.aggregation import Aggregation, Mean
 from discreet.models.base import LM, TextModel
 from discreet.models.build import build_model, matched
 from discreet.models.classifier import ModelSettings
+from discreet.models.settings import TrainSettings
 from discreet.protections.base import GradientProtection, Protection, RepresentationProtection, defaults_of
 from discreet.protections.dp_sgd import ALLOCATION, DPSGD
 from discreet.protections.texthide import TextHide
-from discreet.runs.settings import TrainSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,7 +13,7 @@ from discreet.core.errors import invalid
 from discreet.core.randomness import Rng
 from discreet.models.encoder import Encoder, layers_of
 from discreet.models.lora import add_lora
-from discreet.models.model_settings import ModelSettings
+from discreet.models.settings import ModelSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -14,7 +14,7 @@ from discreet.data.corpus import Corpus
 from discreet.models.base import LM, TextModel
 from discreet.models.classifier import Classifier, Labelled
 from discreet.models.language_model import LanguageModel
-from discreet.models.model_settings import SEPARATE, ModelSettings
+from discreet.models.settings import SEPARATE, ModelSettings
 
 
 def build_model(

@@ -13,8 +13,6 @@ from discreet.core.errors import UnsupportedError, one_of, whole
 from discreet.core.randomness import Rng
 from discreet.models.base import TextModel, choose_trainable, set_dropout
 from discreet.models.encoder import Encoder, assemble, load_encoder, pool
-from discreet.models.model_settings import TEXTHIDE_HIDDEN
-from discreet.models.model_settings import ModelSettings as ModelSettings
 from discreet.models.pairs import (
     LARGEST,
     PAIR_WIDTH,
@@ -25,6 +23,8 @@ from discreet.models.pairs import (
     tokens_with_digits,
 )
 from discreet.models.sequence_classifier import base_of, parts_of, target_of
+from discreet.models.settings import TEXTHIDE_HIDDEN
+from discreet.models.settings import ModelSettings as ModelSettings
 
 VECTORS = "vectors"  # key of sentence vectors in a batch, instead of tokens
 

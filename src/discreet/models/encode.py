@@ -23,7 +23,7 @@ from discreet.data.batches import Batch, Shapes, Tokens, Vectors, tokenise, toke
 from discreet.data.corpus import Corpus
 from discreet.models.base import TextModel
 from discreet.models.classifier import Classifier, classifier_of
-from discreet.models.model_settings import JOINT
+from discreet.models.settings import JOINT
 
 # A corpus of any size is encoded in the shapes of batches with this many rows.
 _BATCH_ROWS = 256

@@ -20,7 +20,7 @@ from discreet.core.errors import Message, ModelError, first_line, setting
 from discreet.core.files import sha256
 from discreet.core.randomness import Rng
 from discreet.models.bilstm import BiLSTM, BiLSTMConfig
-from discreet.models.model_settings import ModelSettings as ModelSettings
+from discreet.models.settings import ModelSettings as ModelSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -16,7 +16,7 @@ from discreet.core.errors import whole as at_least
 from discreet.core.randomness import Rng
 from discreet.models.base import LM, TextModel, choose_trainable, set_dropout
 from discreet.models.encoder import Encoder, assemble, load_encoder, quiet, safetensors_of
-from discreet.models.model_settings import ModelSettings
+from discreet.models.settings import ModelSettings
 from discreet.models.smollm2 import SMOLLM2, smollm2_folder
 
 OBJECTIVES = ("masked", "next")

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from discreet.core.errors import ModelError, setting
-from discreet.models.model_settings import JOINT
-from discreet.models.model_settings import SEPARATE as SEPARATE
+from discreet.models.settings import JOINT
+from discreet.models.settings import SEPARATE as SEPARATE
 
 # Cosine above which two texts are taken to say the same, and the slope of the log-odds there.
 THRESHOLD, SLOPE = 0.7, 10.0

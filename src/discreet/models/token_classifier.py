@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from discreet.core.errors import DataError, UnsupportedError
 from discreet.models.base import TextModel
 from discreet.models.encoder import assemble
-from discreet.models.model_settings import ModelSettings
 from discreet.models.sequence_classifier import base_of, probe, same_scores, unwrapped, without_pooler
+from discreet.models.settings import ModelSettings
 
 _UNLABELLED = -100  # the class of a token that is not asked for, as in transformers
 

@@ -24,6 +24,7 @@ from discreet.core.guarantee import Adjacency, Guarantee, in_digits
 from discreet.core.randomness import Rng
 from discreet.core.settings import as_dict, option
 from discreet.models.pairs import PAIR_WIDTH
+from discreet.models.settings import TrainDefaults
 
 if TYPE_CHECKING:
     from dp_accounting.dp_event import DpEvent
@@ -81,20 +82,6 @@ class Conditions:
     def sampling_rate(self) -> float:
         """Expected fraction of the units in a batch."""
         return self.batch_size / self.units
-
-
-@dataclass(frozen=True)
-class TrainDefaults:
-    """Default settings of a training run; docs/decisions has the measurements."""
-
-    epochs: float
-    batch_size: int
-    learning_rate: float
-    weight_decay: float
-    dropout: float | None
-    embeddings: bool
-    head_share: float = 0.0
-    head_rate: float = 1.0
 
 
 def plain_defaults(part: str, units: int, width: int, *, pairs: bool = False) -> TrainDefaults:

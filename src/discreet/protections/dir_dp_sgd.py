@@ -23,13 +23,13 @@ from discreet.core.randomness import Rng
 from discreet.core.settings import option_field
 from discreet.mechanisms.normals import NormalSource, release
 from discreet.mechanisms.von_mises_fisher import VonMisesFisher
+from discreet.models.settings import TrainDefaults
 from discreet.protections.base import (
     DELTA,
     FROZEN,
     RESOLVED,
     Conditions,
     GradientProtection,
-    TrainDefaults,
     Visible,
     check_budget,
 )

@@ -45,13 +45,13 @@ from discreet.mechanisms.correlated import (
 )
 from discreet.mechanisms.normals import add_normals
 from discreet.models.pairs import PAIR_WIDTH
+from discreet.models.settings import TrainDefaults
 from discreet.protections.base import (
     DELTA,
     FROZEN,
     Conditions,
     GradientProtection,
     Release,
-    TrainDefaults,
     Visible,
     check_budget,
 )

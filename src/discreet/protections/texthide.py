@@ -22,6 +22,7 @@ from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng
 from discreet.core.settings import option_field
 from discreet.models.classifier import Absolute, Classifier
+from discreet.models.settings import TrainDefaults
 from discreet.protections.base import (
     FEW_UNITS,
     FROZEN,
@@ -30,7 +31,6 @@ from discreet.protections.base import (
     Once,
     RepresentationProtection,
     Rows,
-    TrainDefaults,
     plain_defaults,
     soft_targets,
     steps_at_once,

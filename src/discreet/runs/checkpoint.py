@@ -22,7 +22,7 @@ from discreet.core.files import load_tensors, save_tensors
 from discreet.core.randomness import NOISE_FORMAT, Rng, digest
 from discreet.data.batches import Tokens, Vectors
 from discreet.models.base import TextModel
-from discreet.runs.settings import TrainSettings
+from discreet.models.settings import TrainSettings
 
 NAME = "checkpoint.safetensors"
 LEDGER = "ledger.jsonl"

@@ -43,10 +43,10 @@ from discreet.models.classifier import Classifier, ModelSettings
 from discreet.models.encoder import BILSTM, CAUSAL, WRONG_KIND, assemble, fresh_module, load_tokenizer
 from discreet.models.language_model import LanguageModel
 from discreet.models.pretrained import save_pretrained
+from discreet.models.settings import TrainSettings
 from discreet.protections.base import Protection
 from discreet.runs import checkpoint
 from discreet.runs.checkpoint import LEDGER
-from discreet.runs.settings import TrainSettings
 
 if TYPE_CHECKING:
     from discreet.accounting.ledger import Statement

@@ -185,7 +185,7 @@ def read_study(path: Path) -> Study:
 def check(study: Study) -> None:
     """Reject a study with an unknown key, value, protection or attack, or an attack that fits no release."""
     from discreet.models.classifier import ModelSettings
-    from discreet.runs.settings import TrainSettings
+    from discreet.models.settings import TrainSettings
     from discreet.study.grid import points
 
     parse(TextSource, study.data, "data")
@@ -298,7 +298,7 @@ def in_study_file(name: str, value: Any) -> str | None:
 def _known_keys() -> frozenset[str]:
     """Return every key that a table of a study may have."""
     from discreet.models.classifier import ModelSettings
-    from discreet.runs.settings import TrainSettings
+    from discreet.models.settings import TrainSettings
 
     tables = (TextSource, ModelSettings, TrainSettings, ReleaseTable)
     own = {key for name in PROTECTIONS for key in settings_of_protection(name)}

@@ -41,10 +41,10 @@ from discreet.models.base import LM, TextModel
 from discreet.models.build import build_model, matched
 from discreet.models.classifier import classifier_of
 from discreet.models.encode import cache_folder, ready
+from discreet.models.settings import TrainSettings
 from discreet.protections.base import Protection
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.releases.protected import misfit
-from discreet.runs.settings import TrainSettings
 from discreet.study.file import (
     OF_UPDATE,
     ReleaseTable,

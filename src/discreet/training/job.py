@@ -20,12 +20,12 @@ from discreet.data.batches import Tokens, Vectors
 from discreet.data.corpus import Corpus
 from discreet.models.base import HEAD_NAMES, TextModel
 from discreet.models.encode import ready
+from discreet.models.settings import TrainSettings
 from discreet.protections.base import StepKind, TextProtection
 from discreet.runs import checkpoint
 from discreet.runs.checkpoint import identity, trained
 from discreet.runs.folder import secret_of
 from discreet.runs.people import Entry, NotRecorded, Spent, detach, place_of
-from discreet.runs.settings import TrainSettings
 from discreet.training.account import attach, ledger_for
 from discreet.training.hidden import HiddenStep, StoredStep, rewrite_once
 from discreet.training.plan import PrivatePlan, TrainingPlan

@@ -24,7 +24,7 @@ from discreet.models.build import matched_split
 from discreet.models.classifier import Classifier
 from discreet.models.encode import ready
 from discreet.models.lora import is_adapter
-from discreet.models.model_settings import SEPARATE
+from discreet.models.settings import SEPARATE
 from discreet.runs import checkpoint
 from discreet.runs.checkpoint import Progress, blend, copy_weights, restore_weights
 from discreet.training.evaluate import evaluate

@@ -30,7 +30,7 @@ from discreet.models.base import LM, TextModel
 from discreet.models.build import matched_split
 from discreet.models.classifier import Classifier, ModelSettings, classifier_of
 from discreet.models.encoder import BILSTM, MINILM
-from discreet.models.model_settings import JOINT, SEPARATE
+from discreet.models.settings import JOINT, SEPARATE, TrainSettings
 from discreet.models.smollm2 import SMOLLM2
 from discreet.protections.base import (
     FEW_UNITS,
@@ -45,7 +45,6 @@ from discreet.protections.base import (
     plain_defaults,
 )
 from discreet.protections.dp_sgd import DPSGD
-from discreet.runs.settings import TrainSettings
 from discreet.training.public_text import public_vectors
 
 if TYPE_CHECKING:

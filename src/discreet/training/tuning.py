@@ -41,13 +41,13 @@ from discreet.models.build import matched, matched_split
 from discreet.models.classifier import classifier_of
 from discreet.models.encode import ready
 from discreet.models.language_model import LanguageModel
+from discreet.models.settings import TrainSettings
 from discreet.protections.base import Protection
 from discreet.protections.dp_sgd import DPSGD
 from discreet.runs import checkpoint
 from discreet.runs.checkpoint import copy_weights, restore_weights
 from discreet.runs.folder import BEST, SEARCH, TRIAL
 from discreet.runs.people import Entry
-from discreet.runs.settings import TrainSettings
 from discreet.training.account import Account, of_gradients
 from discreet.training.evaluate import predict, token_totals
 from discreet.training.job import Job, ready_ledger, ready_secret

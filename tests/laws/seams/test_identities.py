@@ -17,6 +17,7 @@ from discreet.core.randomness import Rng, digest, weights_digest
 from discreet.data.corpus import Corpus
 from discreet.data.samplers import Poisson
 from discreet.models.classifier import Classifier
+from discreet.models.settings import TrainSettings
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
 from discreet.protections.instance_encoding import InstanceEncoding
@@ -27,7 +28,6 @@ from discreet.protections.words.swap import WordSwap
 from discreet.protections.words.table import WordTable
 from discreet.releases.gradient import hidden_release, protected_release
 from discreet.releases.representation import representation_release
-from discreet.runs.settings import TrainSettings
 
 ROWS, SIZE = 24, 8
 KEY = b"k" * 32

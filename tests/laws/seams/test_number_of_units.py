@@ -24,9 +24,9 @@ from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
 from discreet.data.samplers import FixedSize, Poisson, Shuffled
 from discreet.models.classifier import Classifier, ModelSettings
+from discreet.models.settings import TrainSettings
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
-from discreet.runs.settings import TrainSettings
 from discreet.training.loop import Trained
 
 CLIP, RATE, POPULATION = 0.5, 1.0, 50

@@ -14,12 +14,12 @@ from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
 from discreet.data.samplers import FixedSize, Poisson
 from discreet.models.classifier import Classifier
+from discreet.models.settings import TrainSettings
 from discreet.protections.base import Protection
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
 from discreet.protections.instance_encoding import InstanceEncoding
 from discreet.protections.local.protection import LocalPrivacy
-from discreet.runs.settings import TrainSettings
 from discreet.training.job import Job
 from discreet.training.loop import Trained, train
 from discreet.training.plan import TrainingPlan

@@ -20,9 +20,9 @@ from discreet.core.randomness import Rng
 from discreet.data.sources import TextSource
 from discreet.experiment import RunOptions, RunRequest, train_once
 from discreet.models.classifier import ModelSettings
+from discreet.models.settings import TrainSettings
 from discreet.runs.folder import load_run
 from discreet.runs.people import People
-from discreet.runs.settings import TrainSettings
 
 PROTECTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "dp-sgd": ({"noise_multiplier": 1.0}, "head"),

@@ -21,8 +21,8 @@ from discreet.data.corpus import Corpus
 from discreet.data.samplers import Poisson
 from discreet.models.classifier import Classifier
 from discreet.models.encode import encode
+from discreet.models.settings import TrainSettings
 from discreet.protections.dp_sgd import DPSGD
-from discreet.runs.settings import TrainSettings
 from discreet.training import independence, private
 from discreet.training.evaluate import represent
 from discreet.training.private import PrivateStep

@@ -32,7 +32,7 @@ from discreet.data.sources import Columns, TextSource, load
 from discreet.experiment import RunOptions, RunRequest, train_once
 from discreet.experiment import run as story
 from discreet.models.classifier import ModelSettings
-from discreet.runs.settings import TrainSettings
+from discreet.models.settings import TrainSettings
 
 WEIGHTS = {"model.safetensors", "client/path.safetensors", "server/head.safetensors"}
 WORDS = ("good", "bad", "calm", "sharp", "dull", "bright", "slow", "quick")

@@ -40,7 +40,7 @@ from discreet.releases.description import attacker_inputs, release_facts
 from discreet.runs.checkpoint import trained
 
 if TYPE_CHECKING:
-    from discreet.runs.settings import TrainSettings
+    from discreet.models.settings import TrainSettings
 
 SERVER_VIEW, WIRE_VIEW, CLIENT_VIEW = "server", "wire", "client-"
 _NO_CLIP = 1e30

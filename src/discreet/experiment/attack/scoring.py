@@ -17,7 +17,7 @@ from discreet.metrics.text import installed_extras, match
 from discreet.models import encoder
 from discreet.models.base import TextModel
 from discreet.models.build import build_classifier
-from discreet.models.model_settings import ModelSettings
+from discreet.models.settings import ModelSettings
 
 BAG_METRICS = ("bag_recall", "jaccard")
 

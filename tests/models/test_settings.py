@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from discreet.core.errors import SettingError
-from discreet.runs.settings import TrainSettings
+from discreet.models.settings import TrainSettings
 
 
 @given(st.integers(1, 500), st.floats(0, 1))
