@@ -146,7 +146,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         run = load_run(Path(folder))
         # `save` would state an edited figure as its own.
         check_digests(run.metrics, Path(folder) / "metrics.json")
-        if run.model.task != "classification":
+        if not run.model.task.has_classes:
             raise DataError(f"Expected a run of a classifier at {str(folder)!r}, got one for {run.model.task}.")
         settings, stated = run.settings, run.metrics.get("guarantee")
         classifier = cls(

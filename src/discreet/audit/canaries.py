@@ -421,7 +421,7 @@ def canary_losses(
         tuple(texts),
         second=tuple(texts) if record["pairs"] else None,
         labels=tuple(labels) if model.classes else None,
-        scores=tuple(targets) if model.task == "regression" else None,
+        scores=tuple(targets) if model.task.has_scores else None,
         label_names=model.label_names,
     )
     if not isinstance(model, LanguageModel):

@@ -27,6 +27,7 @@ from discreet.cli.train import finite, protection_of
 from discreet.core.errors import invalid, setting
 from discreet.core.guarantee import in_digits
 from discreet.core.settings import option
+from discreet.core.task import Task
 from discreet.models.settings import ModelSettings, TrainSettings
 
 if TYPE_CHECKING:
@@ -184,15 +185,16 @@ def settings_for(
     clients = options.clients or (len(files) if files else 4)
     partition = options.partition or (FILES if files else None)
     if target == "app" and not files:
-        task, names = ("lm", ()) if data.task == "unlabelled" else (data.task or "classification", data.label_names)
-        if task == "classification" and not names:
+        task = Task.LM if data.task == "unlabelled" else Task(data.task or Task.CLASSIFICATION)
+        names = data.label_names
+        if task.has_classes and not names:
             raise invalid("classes", None, "set for an app", "Clients must agree on the class names.")
         units, corpora = 1, []
         files, partition = ("",) * clients, FILES
     else:
         sources = [replace(data, source=file) for file in files] or [data]
         corpora = [one.load() for one in sources]
-        task = "lm" if data.task == "unlabelled" else corpora[0].task
+        task = data.task_of(corpora[0])
         names = corpora[0].label_names
         units = sum(one.split("train").unit_count for one in corpora if "train" in one.split_names) or 1
         named = corpora[0].units is not None
@@ -201,7 +203,7 @@ def settings_for(
             raise invalid("partition", EQUAL, f"{UNIT} if a column names units", remedy)
         partition = partition or (UNIT if named else EQUAL)
     pairs = bool(corpora) and corpora[0].is_pairs
-    chosen = model_settings(model, protect, units, "lm" if task == "lm" else task, pairs=pairs)
+    chosen = model_settings(model, protect, units, task, pairs=pairs)
     if protect is not None:
         for one in corpora:
             check_private_labels(RunChoices(data, chosen, TrainSettings(), protect), one)
@@ -221,7 +223,7 @@ def settings_for(
         seed=options.seed,
         noise_seed=options.noise_seed,
         task=task,
-        label_names=() if task != "classification" else tuple(names or ()),
+        label_names=tuple(names or ()) if task.has_classes else (),
         wait_seconds=options.wait_seconds,
         record=options.record,
         download=options.download,

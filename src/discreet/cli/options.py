@@ -27,7 +27,7 @@ from discreet.core.settings import option
 from discreet.models.settings import RANK
 
 if TYPE_CHECKING:
-    from discreet.data.corpus import Task
+    from discreet.data.corpus import LabelTask
     from discreet.data.sources import TextSource
 
 # Options that are not named after their fields.
@@ -166,7 +166,7 @@ class LocalOptions(CommonOptions):
             whole("max_per_unit", self.max_per_unit, 1, "It is the largest number of rows of one unit.")
 
 
-def task_of(name: str | None) -> Task | None:
+def task_of(name: str | None) -> LabelTask | None:
     """Return how labels are read for a task; a language model reads texts without them."""
     if name is None:
         return None

@@ -53,7 +53,7 @@ def predict(
     names = loaded.model.label_names
     rows: list[dict[str, Any]] = []
     for best, values in zip(predictions.best, predictions.values, strict=True):
-        if loaded.model.task == "regression":
+        if loaded.model.task.has_scores:
             rows.append({"score": float(best)})
         else:
             rows.append({"label": names[int(best)], "probability": float(values[int(best)])})

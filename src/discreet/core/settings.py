@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import tomllib
 import types
 import typing
@@ -109,10 +110,10 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         if len(inner) != len(value):
             raise invalid(where, value, f"{len(inner)} values")
         return tuple(_convert(h, v, f"{where}[{i}]") for i, (h, v) in enumerate(zip(inner, value, strict=True)))
+    if isinstance(hint, type) and issubclass(hint, enum.StrEnum):
+        return hint(_one_of(where, value, [str(one) for one in hint]))
     if origin is typing.Literal:
-        if value not in arguments:
-            raise invalid(where, value, f"one of {', '.join(map(str, arguments))}")
-        return value
+        return _one_of(where, value, arguments)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         try:
             return float(value)
@@ -122,3 +123,9 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     if kind is Any or (isinstance(value, kind) and not (isinstance(value, bool) and kind is not bool)):
         return value
     raise invalid(where, value, f"of type {getattr(kind, '__name__', kind)}")
+
+
+def _one_of(where: str, value: Any, allowed: typing.Sequence[Any]) -> Any:
+    if value not in allowed:
+        raise invalid(where, value, f"one of {', '.join(map(str, allowed))}")
+    return value

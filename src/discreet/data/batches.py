@@ -327,7 +327,7 @@ def targets_of(corpus: Corpus, device: torch.device | str = "cpu") -> Tensor:
     """Return labels or scores as a tensor; zeros for a corpus without either."""
     if corpus.labels is None and corpus.scores is None:
         return torch.zeros(len(corpus), dtype=torch.int64, device=device)
-    if corpus.task == "regression":
+    if corpus.task.has_scores:
         return torch.tensor(corpus.scores, dtype=torch.float32, device=device)
     return torch.tensor(corpus.labels, dtype=torch.int64, device=device)
 

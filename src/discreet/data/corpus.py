@@ -21,8 +21,9 @@ import numpy as np
 import numpy.typing as npt
 
 from discreet.core.errors import DataError, Message, did_you_mean, setting
+from discreet.core.task import Task
 
-Task = Literal["classification", "regression", "unlabelled"]
+LabelTask = Literal["classification", "regression", "unlabelled"]  # how the labels of a text are read
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _PER_ROW = ("texts", "labels", "scores", "second", "units", "splits")
@@ -107,8 +108,8 @@ class Corpus:
     def task(self) -> Task:
         """The task: classification, regression, or unlabelled."""
         if self.labels is not None:
-            return "classification"
-        return "regression" if self.scores is not None else "unlabelled"
+            return Task.CLASSIFICATION
+        return Task.REGRESSION if self.scores is not None else Task.UNLABELLED
 
     @property
     def classes(self) -> int:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from discreet.core.errors import DataError, did_you_mean, setting, shown
-from discreet.data.corpus import BadRows, Task, numbers
+from discreet.data.corpus import BadRows, LabelTask, numbers
 
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
 _COMMA = re.compile(r"-?[0-9]+,[0-9]+")
@@ -37,7 +37,7 @@ class Outcome:
     scores: tuple[float, ...] | None = None
 
 
-def outcome(columns: Answers, task: Task | None = None, label_names: Sequence[str] | None = None) -> Outcome:
+def outcome(columns: Answers, task: LabelTask | None = None, label_names: Sequence[str] | None = None) -> Outcome:
     """Return the labels or scores of the columns, which are (where, values) and count as one column.
 
     With `label_names` the classes are fixed, such as those of a trained model, and any other label is rejected.

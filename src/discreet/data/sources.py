@@ -16,7 +16,8 @@ from uuid import UUID
 from discreet.catalog import CORPORA
 from discreet.core.errors import DataError, ExtraError, did_you_mean, first_line, invalid, setting, whole
 from discreet.core.guarantee import Adjacency
-from discreet.data.corpus import BadRows, Corpus, Task, check_texts
+from discreet.core.task import Task
+from discreet.data.corpus import BadRows, Corpus, LabelTask, check_texts
 from discreet.data.labels import Outcome, outcome
 from discreet.data.partition import hold_out, keep_per_unit, keep_rows, keep_share
 from discreet.data.people_columns import column_of_people
@@ -148,7 +149,7 @@ class TextSource:
     rows: int | None = None
     share: float | None = None
     validation: str | None = None
-    task: Task | None = None
+    task: LabelTask | None = None
     seed: int = 0
     separator: str | None = None
     quoting: str | None = None
@@ -164,6 +165,10 @@ class TextSource:
     def built_in(self) -> bool:
         """Whether the text is built in."""
         return self.source in CORPORA
+
+    def task_of(self, corpus: Corpus) -> Task:
+        """Return what a model of this text is asked; that of text whose labels are left out is a language model."""
+        return Task.LM if self.task == "unlabelled" else corpus.task
 
     def load(self, adjacency: Adjacency | str = Adjacency.ZERO_OUT) -> Corpus:
         """Read the corpus; held-out rows are selected for an adjacency.
@@ -182,7 +187,7 @@ def load(
     rows: int | None = None,
     share: float | None = None,
     validation: float | str | Path | None = None,
-    task: Task | None = None,
+    task: LabelTask | None = None,
     label_names: Sequence[str] | None = None,
     max_per_unit: int | None = None,
     adjacency: Adjacency | str = Adjacency.ZERO_OUT,
@@ -253,7 +258,7 @@ def _from_files(
     name: str,
     columns: Columns,
     validation: float | str | Path | None,
-    task: Task | None,
+    task: LabelTask | None,
     label_names: Sequence[str] | None,
     warn: bool,
 ) -> Corpus:
@@ -421,7 +426,7 @@ def _files_of_splits(path: Path) -> dict[str, Path]:
 
 
 def _from_tables(
-    name: str, tables: dict[str, Table], columns: Columns, task: Task | None, label_names: Sequence[str] | None
+    name: str, tables: dict[str, Table], columns: Columns, task: LabelTask | None, label_names: Sequence[str] | None
 ) -> Corpus:
     remarks: list[str] = []
     if columns.label is not None:

@@ -92,7 +92,7 @@ def check_private_labels(request: RunChoices, corpus: Corpus) -> None:
     """
     if request.data.built_in:
         return
-    if corpus.task == "regression" and request.data.task is None:
+    if corpus.task.has_scores and request.data.task is None:
         raise DataError(
             f"Expected {setting('task', 'regression')} for a protected run with scores. One decimal point decides "
             "whether labels are classes or scores, and it may be one person's; set the task."

@@ -13,7 +13,6 @@ from discreet.core.randomness import Rng
 from discreet.data.batches import tokens_for
 from discreet.data.sources import Columns, load, read_column
 from discreet.metrics.utility import by_class, quality, utility_intervals
-from discreet.models.base import LM
 from discreet.models.build import matched
 from discreet.models.classifier import classifier_of
 from discreet.runs.folder import load_run
@@ -55,7 +54,7 @@ def utility_of_groups(
         values = read_column(source, subgroup, columns, settings.data.validation if data is None else None)
         groups = [values[row] for row in kept]
     rows = matched(corpus.take(kept), model)
-    if model.task == LM:
+    if model.task.is_language:
         result = perplexity(model, tokens_for(model, rows))  # type: ignore[arg-type]
         metrics = [_metric(name, value, result.interval if name == result.main else None,
                            result.baseline if name == result.main else None)
@@ -65,7 +64,7 @@ def utility_of_groups(
     truth = np.asarray(rows.labels if rows.labels is not None else rows.scores)
     whole = quality(model.task, predicted, truth)
     intervals = utility_intervals(model.task, predicted, truth, Rng(0).fork("statement"))
-    classes = by_class(predicted, truth, model.label_names) if model.task == "classification" else []
+    classes = by_class(predicted, truth, model.label_names) if model.task.has_classes else []
     return {
         "measured_on": split or source,
         "rows": len(rows),

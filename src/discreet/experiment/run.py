@@ -38,7 +38,7 @@ from discreet.experiment.checks import (
     warn_of_size,
 )
 from discreet.local.sides import write_sides
-from discreet.models.base import LM, TextModel
+from discreet.models.base import TextModel
 from discreet.models.build import build_model, matched
 from discreet.models.classifier import ModelSettings, classifier_of
 from discreet.models.encode import cache_folder, cached, ready
@@ -250,7 +250,7 @@ class TrainedRun:
         shared = {one.name: getattr(self.request, one.name) for one in fields(RunChoices)}
         if not self.corpus.is_pairs:
             shared["data"] = replace(self.request.data, text_pair=None)
-        task = LM if self.request.data.task == "unlabelled" else self.corpus.task
+        task = self.request.data.task_of(self.corpus)
         names = self.corpus.label_names
         return RunSettings(
             **{**shared, "train": self.plan.settings}, task=task, label_names=names, pairs=self.corpus.is_pairs
@@ -304,8 +304,7 @@ def choose_model(
 ) -> ModelSettings:
     """Return the settings of the model for a text, with the defaults of its task and protection for the others."""
     units = population or (corpus.split("train").unit_count if "train" in corpus.split_names else 1)
-    task = LM if data.task == "unlabelled" else corpus.task
-    return model_settings(chosen, protect, units, task, pairs=corpus.is_pairs)
+    return model_settings(chosen, protect, units, data.task_of(corpus), pairs=corpus.is_pairs)
 
 
 def train_once(
@@ -451,11 +450,11 @@ def with_canaries(
 
 def canary_kind(request: RunRequest, model: TextModel) -> str:
     """Return the kind of canaries that an audited run plants."""
-    by_default = GRADIENT if isinstance(request.protect, DPSGD) else TOKENS if model.task == LM else EXAMPLES
+    by_default = GRADIENT if isinstance(request.protect, DPSGD) else TOKENS if model.task.is_language else EXAMPLES
     kind = one_of("audit_canaries", request.audit_canaries or by_default, CANARY_KINDS)
-    if kind != GRADIENT and (kind == TOKENS) is not (model.task == LM):
+    if kind != GRADIENT and (kind == TOKENS) is not model.task.is_language:
         remedy = "A language model has canaries of tokens, any other model canaries of examples."
-        raise invalid("audit_canaries", kind, f"gradient or {TOKENS if model.task == LM else EXAMPLES}", remedy)
+        raise invalid("audit_canaries", kind, f"gradient or {TOKENS if model.task.is_language else EXAMPLES}", remedy)
     return kind
 
 
@@ -487,8 +486,7 @@ def audit_canaries(
 
 def model_for(request: RunRequest, corpus: Corpus, device: torch.device, options: RunOptions) -> TextModel:
     """Return the model to train on its device, and report remarks about it to its owner."""
-    task = LM if request.data.task == "unlabelled" else None
-    rng = Rng(request.seed).fork("model")
+    task, rng = request.data.task_of(corpus), Rng(request.seed).fork("model")
     model = build_model(corpus, request.model, rng=rng, task=task, download=options.download).to(device)
     for remark in model.remarks:
         options.say(remark)

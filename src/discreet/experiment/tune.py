@@ -129,7 +129,7 @@ def _scored_on(request: TuneRequest, corpus: Corpus, say: Callable[[str], None])
     if request.score_on is None:
         return None
     columns = request.data.columns if corpus.is_pairs else replace(request.data.columns, text_pair=None)
-    public = public_text(request.score_on, columns, request.seed, scores=corpus.task == "regression")
+    public = public_text(request.score_on, columns, request.seed, scores=corpus.task.has_scores)
     if request.data.task != "unlabelled" and (public.labels is None) and public.task != corpus.task:
         raise DataError(
             f"Expected labels of {corpus.task} in the public text {request.score_on!r}, which scores need. Name a file "

@@ -31,8 +31,7 @@ from discreet.federated.client import AVERAGED, BATCHES, ERRORS, GUARANTEE, Clie
 from discreet.federated.planned import ANSWERS
 from discreet.federated.server import FINAL, LOG, PID, PRIVATE, RESULT, SCHEDULE, RoundReport, Schedule, StoppedError
 from discreet.federated.settings import EQUAL, UNIT, Federation, shared_label_names, with_label_names
-from discreet.metrics.utility import MAIN
-from discreet.models.base import LM, TextModel
+from discreet.models.base import TextModel
 from discreet.models.encode import ready
 from discreet.protections.base import GradientProtection, RepresentationProtection
 from discreet.runs.checkpoint import LEDGER, trained
@@ -81,10 +80,10 @@ def settled(settings: Federation) -> tuple[Federation, Corpus]:
     """
     sources = [settings.source_of(client) for client in range(settings.clients)] if settings.files else [settings.data]
     corpora = [source.load(Adjacency.ZERO_OUT) for source in sources]
-    task = LM if settings.data.task == "unlabelled" else corpora[0].task
+    task = settings.data.task_of(corpora[0])
     names = settings.data.label_names or shared_label_names(corpora) if settings.files else corpora[0].label_names
     check_units(corpora, settings)
-    settings = replace(settings, task=task, label_names=() if task == LM else tuple(names))
+    settings = replace(settings, task=task, label_names=() if task.is_language else tuple(names))
     return settings, with_label_names(corpora[0], settings.target)
 
 
@@ -205,8 +204,8 @@ def write_run(
     utility: dict[str, Any] = {"utility": {}, "quality": None, "evaluated_on": None}
     if "validation" in corpus.split_names:
         if masked:  # the model reads masked vectors, and only clients have masks
-            utility = {**utility, "utility": mean_utility(clients, MAIN[model.task]), "evaluated_on": "validation"}
-            averaged = mean_utility(clients, MAIN[model.task], AVERAGED)
+            utility = {**utility, "utility": mean_utility(clients, model.task.main), "evaluated_on": "validation"}
+            averaged = mean_utility(clients, model.task.main, AVERAGED)
             utility |= {"utility_averaged": averaged} if averaged else {}
         else:
             rows = ready(model, with_label_names(corpus.split("validation"), settings.target), options.cache)

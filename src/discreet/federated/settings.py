@@ -14,11 +14,12 @@ from discreet.core.errors import DataError, UnsupportedError, invalid, one_of, p
 from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng
 from discreet.core.settings import as_dict, parse, read_values
+from discreet.core.task import Task
 from discreet.data.corpus import Corpus
 from discreet.data.partition import clients_by_unit, dirichlet_clients, equal_clients
 from discreet.data.sources import TextSource
 from discreet.federated.aggregation import Aggregation, Mean
-from discreet.models.base import LM, TextModel
+from discreet.models.base import TextModel
 from discreet.models.build import build_model, matched
 from discreet.models.classifier import ModelSettings
 from discreet.models.settings import TrainSettings
@@ -60,7 +61,7 @@ class Federation:
     files: tuple[str, ...] = ()
     seed: int = 0
     noise_seed: int | None = None
-    task: str = "classification"
+    task: Task = Task.CLASSIFICATION
     label_names: tuple[str, ...] = ()
     wait_seconds: float = 30.0
     record: bool = False
@@ -101,7 +102,7 @@ class Federation:
     @property
     def names_read(self) -> bool:
         """Whether the names of the classes are read from the labels of the clients, and may depend on one of them."""
-        return self.task == "classification" and self.data.label_names is None and not self.data.built_in
+        return self.task.has_classes and self.data.label_names is None and not self.data.built_in
 
     def completed_train(self, units: int, width: int) -> TrainSettings:
         """Return the training settings with the defaults for so many units of all clients, and for a model's width."""
@@ -151,7 +152,7 @@ class Federation:
 class Target:
     """Task and class names of a model."""
 
-    task: str
+    task: Task
     label_names: tuple[str, ...]
 
 
@@ -188,7 +189,7 @@ def check_place(protect: Protection | None) -> None:
 
 def with_label_names(corpus: Corpus, target: Target) -> Corpus:
     """Return a corpus whose classes are numbered as in the federation; reject other classes."""
-    if target.task == LM:
+    if target.task.is_language:
         return corpus.unlabelled()
     if corpus.task != target.task:
         raise DataError(f"Expected data for {target.task} at every client, got {corpus.task}. Name the label column.")

@@ -12,12 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from discreet.core.randomness import Rng
+from discreet.core.task import Task
 from discreet.metrics.intervals import bootstrap, clopper_pearson
 
 Floats = npt.NDArray[np.float64]
 Numbers = npt.NDArray[np.float64] | npt.NDArray[np.int64]
 
-MAIN = {"classification": "accuracy", "regression": "pearson", "lm": "perplexity"}
 LOWER_IS_BETTER = ("mean_squared_error", "perplexity", "loss")
 UTILITIES = (
     "accuracy", "f1", "matthews", "pearson", "spearman", "mean_squared_error", "token_accuracy", "perplexity",
@@ -106,9 +106,9 @@ def quality(task: str, predicted: Numbers, truth: Numbers) -> Quality:
     (0.5, 0.5, True)
     """
     metrics = utility(task, predicted, truth)
-    main, rows = MAIN[task], len(truth)
+    main, rows = Task(task).main, len(truth)
     constant = rows > 1 and bool(np.ptp(predicted) == 0)
-    if task == "regression":
+    if Task(task).has_scores:
         return Quality(main, metrics, rows, _fisher(metrics[main], rows), 0.0, constant)
     interval = clopper_pearson(int(np.sum(np.asarray(predicted) == np.asarray(truth))), rows) if rows else (0.0, 1.0)
     counts = np.unique(np.asarray(truth), return_counts=True)[1]
@@ -188,7 +188,7 @@ def constant_utility(task: str, truth: Numbers) -> dict[str, float]:
     """
     if not len(truth):
         return {}
-    if task == "regression":
+    if Task(task).has_scores:
         return utility(task, np.full(len(truth), float(np.mean(truth)), dtype=np.float64), truth)
     classes, counts = np.unique(truth, return_counts=True)
     return utility(task, np.full(len(truth), classes[counts.argmax()], dtype=np.int64), truth)
@@ -208,7 +208,7 @@ def utility_intervals(
     rows = len(truth)
     if not rows:
         return {}
-    if task == "regression":
+    if Task(task).has_scores:
         metrics = utility(task, predicted, truth)
         errors = np.asarray((np.asarray(predicted) - np.asarray(truth)) ** 2, dtype=np.float64)
         return {
@@ -257,7 +257,7 @@ def utility(task: str, predicted: Numbers, truth: Numbers) -> dict[str, float]:
     >>> utility("classification", np.array([0, 1, 1, 0]), np.array([0, 1, 0, 0]))["accuracy"]
     0.75
     """
-    if task == "regression":
+    if Task(task).has_scores:
         return {
             "pearson": _correlation("pearsonr", predicted, truth),
             "spearman": _correlation("spearmanr", predicted, truth),

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from discreet.core.errors import invalid
 from discreet.core.randomness import Rng
+from discreet.core.task import Task
 from discreet.models.encoder import Encoder, layers_of
 from discreet.models.lora import add_lora
 from discreet.models.settings import ModelSettings
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 HEAD_NAMES = ("head.", "pooler.")  # how the names of parameters behind the encoder begin
-LM = "lm"  # the task of a language model; those of a classifier are classification and regression
 
 
 class TextModel(nn.Module):
@@ -43,7 +43,7 @@ class TextModel(nn.Module):
         """Take the transformer and what is known about it; a subclass adds the head."""
         super().__init__()
         self.settings = settings
-        self.task = task
+        self.task = Task(task)
         self.label_names = label_names
         self.tokenizer = encoder.tokenizer
         self.fingerprint = encoder.fingerprint
@@ -65,12 +65,12 @@ class TextModel(nn.Module):
     @property
     def classes(self) -> int:
         """The number of classes, 0 for a model without classes."""
-        return len(self.label_names) if self.task == "classification" else 0
+        return len(self.label_names) if self.task.has_classes else 0
 
     @property
     def label_task(self) -> Literal["regression", "unlabelled"] | None:
         """How labels are read for this model: as scores, not at all, or (None) as classes."""
-        return "regression" if self.task == "regression" else "unlabelled" if self.task == LM else None
+        return "regression" if self.task.has_scores else "unlabelled" if self.task.is_language else None
 
     @property
     def remarks(self) -> tuple[str, ...]:

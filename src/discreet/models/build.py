@@ -10,8 +10,9 @@ from discreet.core.errors import (
     setting,
 )
 from discreet.core.randomness import Rng
+from discreet.core.task import Task
 from discreet.data.corpus import Corpus
-from discreet.models.base import LM, TextModel
+from discreet.models.base import TextModel
 from discreet.models.classifier import Classifier, Labelled
 from discreet.models.language_model import LanguageModel
 from discreet.models.settings import SEPARATE, ModelSettings
@@ -25,7 +26,7 @@ def build_model(
     A language model reads no labels (`task="lm"`). The head of pairs with scores starts from the range of the scores of
     the corpus.
     """
-    if (task or target.task) == LM:
+    if Task(task or target.task).is_language:
         return LanguageModel.load(settings, rng=rng, download=download)
     return build_classifier(target, settings, rng=rng, download=download)
 
@@ -39,7 +40,7 @@ def build_classifier(target: Labelled, settings: ModelSettings, *, rng: Rng, dow
 
 def matched(corpus: Corpus, model: TextModel) -> Corpus:
     """Return a corpus whose class numbers are those of the model, matched by class name."""
-    if model.task == LM:
+    if model.task.is_language:
         return corpus.unlabelled()
     if corpus.task != model.task:
         raise DataError(
@@ -69,7 +70,7 @@ def matched_split(corpus: Corpus, model: TextModel, name: str) -> Corpus:
             f"Expected corpus to be a discreet.Corpus, got {type(corpus).__name__}. Make one with "
             "Corpus(name, texts, labels=labels), or read a file with discreet.load(path)."
         )
-    if model.task == LM:
+    if model.task.is_language:
         if corpus.is_pairs:
             raise DataError("Expected single texts for a language model, got pairs. Join the two columns into one.")
         corpus = corpus.unlabelled()

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from discreet.core.errors import UnsupportedError, one_of, whole
 from discreet.core.randomness import Rng
+from discreet.core.task import Task
 from discreet.models.base import TextModel, choose_trainable, set_dropout
 from discreet.models.encoder import Encoder, assemble, load_encoder, pool
 from discreet.models.pairs import (
@@ -184,7 +185,7 @@ def classifier_of(model: TextModel, what: str, remedy: str = _AT_GRADIENT) -> Cl
 
 def losses(scores: Tensor, targets: Tensor, task: str) -> Tensor:
     """Return one loss per example in float32."""
-    if task == "classification":
+    if Task(task).has_classes:
         return F.cross_entropy(scores.float(), targets, reduction="none")
     return (scores.float().squeeze(-1) - targets).square()
 

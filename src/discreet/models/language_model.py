@@ -14,7 +14,8 @@ from torch.nn import functional as F
 from discreet.core.errors import Message, ModelError, first_line, invalid, non_negative, one_of, probability, setting
 from discreet.core.errors import whole as at_least
 from discreet.core.randomness import Rng
-from discreet.models.base import LM, TextModel, choose_trainable, set_dropout
+from discreet.core.task import Task
+from discreet.models.base import TextModel, choose_trainable, set_dropout
 from discreet.models.encoder import Encoder, assemble, load_encoder, quiet, safetensors_of
 from discreet.models.settings import ModelSettings
 from discreet.models.smollm2 import SMOLLM2, smollm2_folder
@@ -54,7 +55,7 @@ class LanguageModel(TextModel):
         if settings.frozen:
             remedy = f"A language model has no head of its own to train; use {setting('train', 'lora')}."
             raise invalid("train", settings.train, "all, top-N or lora for a language model", remedy)
-        super().__init__(encoder, settings, LM)
+        super().__init__(encoder, settings, Task.LM)
         self.objective = one_of("objective", objective, OBJECTIVES)
         self.unread = int(objective == "next")
         self.rate = probability("rate", rate)

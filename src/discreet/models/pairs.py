@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from discreet.core.errors import ModelError, setting
+from discreet.core.task import Task
 from discreet.models.settings import JOINT
 from discreet.models.settings import SEPARATE as SEPARATE
 
@@ -99,7 +100,7 @@ def start_from_cosine(head: nn.Linear, task: str, score_range: tuple[float, floa
     with torch.no_grad():
         head.weight.zero_()
         head.bias.zero_()
-        if task == "regression":
+        if Task(task).has_scores:
             low, high = score_range
             head.weight[0, 0], head.bias[0] = (high - low) * scale, low + (high - low) * centre
         elif head.out_features == 2:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from discreet.core.errors import UnsupportedError
+from discreet.core.task import Task
 from discreet.models.encoder import pool
 
 _SAME = 1e-4
@@ -43,7 +44,7 @@ class Parts:
 class Target:
     """What a sequence classifier predicts, from its configuration."""
 
-    task: str
+    task: Task
     label_names: tuple[str, ...]
 
 
@@ -61,9 +62,9 @@ def target_of(network: Any) -> Target:
             "in your own loop with discreet.make_private."
         )
     if config.num_labels == 1:
-        return Target("regression", ())
+        return Target(Task.REGRESSION, ())
     names = {int(number): str(label) for number, label in config.id2label.items()}
-    return Target("classification", tuple(names[number] for number in range(config.num_labels)))
+    return Target(Task.CLASSIFICATION, tuple(names[number] for number in range(config.num_labels)))
 
 
 def parts_of(network: Any, tokenizer: Any) -> Parts:

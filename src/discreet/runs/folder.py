@@ -34,10 +34,11 @@ from discreet.core.files import (
 from discreet.core.guarantee import Adjacency, Guarantee, in_digits
 from discreet.core.randomness import Rng
 from discreet.core.settings import as_dict, parse, read_values
+from discreet.core.task import Task
 from discreet.data.canaries import Planting
 from discreet.data.sources import TextSource
 from discreet.metrics.utility import in_sentences
-from discreet.models.base import LM, TextModel
+from discreet.models.base import TextModel
 from discreet.models.bilstm import BiLSTM
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.models.encoder import BILSTM, CAUSAL, WRONG_KIND, assemble, fresh_module, load_tokenizer
@@ -53,11 +54,10 @@ if TYPE_CHECKING:
     from discreet.models.base import TextModel
 
 STATED = ("epsilon", "delta", "unit", "adjacency", "accountant", "certified", "caveats")  # in a card
-_PIPELINES = {"lm": "text-generation", "text": None}
 
 
-def front_matter(task: str, guarantee: Guarantee | None, library: str | None = "discreet") -> str:
-    """Return the front matter of a card; the task "text" is that of a data card.
+def front_matter(task: str | None, guarantee: Guarantee | None, library: str | None = "discreet") -> str:
+    """Return the front matter of a card; a data card has no task.
 
     >>> print(front_matter("classification", None))
     ---
@@ -69,9 +69,9 @@ def front_matter(task: str, guarantee: Guarantee | None, library: str | None = "
     return in_yaml(card_values(task, guarantee, library))
 
 
-def card_values(task: str, guarantee: Guarantee | None, library: str | None = "discreet") -> dict[str, Any]:
+def card_values(task: str | None, guarantee: Guarantee | None, library: str | None = "discreet") -> dict[str, Any]:
     """Return the values of the front matter by name."""
-    pipeline = _PIPELINES.get(task, "text-classification")
+    pipeline = None if task is None else Task(task).pipeline
     values: dict[str, Any] = {} if library is None else {"library_name": library}
     values |= {} if pipeline is None else {"pipeline_tag": pipeline}
     values["tags"] = ["discreet"]
@@ -164,12 +164,12 @@ def model_card(
 def _purpose(model: TextModel, settings: RunSettings) -> tuple[str, str, str, str]:
     """Return the title of a model card, the purpose of the model, the table rows of its parts, and its command."""
     about = settings.model
-    if model.task == "lm":
+    if model.task.is_language:
         parts, command = f"| language model | {about.encoder} |", "discreet generate THIS_FOLDER"
         return "A language model", "It continues texts.", parts, command
     parts = f"| encoder | {about.encoder}, pooled by `{about.pooling}` |\n| head | {about.head} |"
     subject, command = "pairs of texts" if settings.pairs else "texts", "discreet predict THIS_FOLDER texts.txt"
-    if model.task != "classification":
+    if not model.task.has_classes:
         return "A text scorer", f"It gives {subject} a score.", parts, command
     classes = f"{len(model.label_names)} classes: {', '.join(model.label_names)}"
     return "A text classifier", f"It sorts {subject} into {classes}.", parts, command
@@ -238,7 +238,7 @@ class RunChoices:
 class RunSettings(RunChoices):
     """The choices of a run and the facts of its data that are needed to load it; `settings.toml` in its folder."""
 
-    task: str = "classification"
+    task: Task = Task.CLASSIFICATION
     label_names: tuple[str, ...] = ()
     pairs: bool = False
     format: int = _FORMAT
@@ -533,7 +533,7 @@ def load_run(folder: Path, device: torch.device | str = "cpu") -> Run:
 def _assembled(settings: RunSettings, module: torch.nn.Module, tokenizer: Any, fingerprint: str) -> TextModel:
     """Return the model of a run with fresh weights, into which its own can be loaded."""
     rng = Rng(settings.seed)
-    if settings.task == LM:
+    if settings.task.is_language:
         return LanguageModel.from_transformers(module, tokenizer, settings.model, rng=rng, fingerprint=fingerprint)
     encoder = assemble(settings.model.encoder, module, tokenizer, fingerprint)
     model = Classifier(encoder, settings.model, settings, rng)

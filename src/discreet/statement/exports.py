@@ -19,6 +19,7 @@ from typing import Any
 
 from discreet.core.errors import UnsupportedError
 from discreet.core.guarantee import in_digits
+from discreet.core.task import Task
 from discreet.runs.folder import card_values, in_yaml
 from discreet.statement.facts import Facts, Kind
 from discreet.statement.statement import NONE
@@ -203,7 +204,7 @@ def _yaml(value: Any, indent: int = 0) -> list[str]:
 def huggingface(statement: Mapping[str, Any], facts: Facts) -> str:
     """Return the front matter of a model card, or of a data card for sanitized text."""
     text = statement["release"]["kind"] == Kind.SANITIZED
-    task = "text" if text else str(statement["release"]["task"] or "classification")
+    task = None if text else str(statement["release"]["task"] or Task.CLASSIFICATION)
     values = card_values(task, facts.guarantee, None if text else "discreet")
     if "differential_privacy" in values:
         values["differential_privacy"] |= {

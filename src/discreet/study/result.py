@@ -12,8 +12,8 @@ from typing import Any
 from discreet.core.errors import DataError, DiscreetError, invalid, shown, spelled
 from discreet.core.files import write_atomic
 from discreet.core.settings import parse
+from discreet.core.task import Task
 from discreet.core.types import Trial
-from discreet.metrics.utility import MAIN
 from discreet.study.choosing import Choosing, cost_of_choosing
 from discreet.study.file import Goal, Study, as_toml, check, in_study_file, read_study
 from discreet.study.frontier import Point, best, points_of
@@ -155,7 +155,7 @@ def read_result(folder: str | Path) -> StudyResult:
     goal = _goal_of(study)
     known = list(dict.fromkeys(name for point in points for name in point.utility))
     wanted = None if goal is None else goal.utility
-    utility = wanted or next((name for name in MAIN.values() if name in known), known[0] if known else "")
+    utility = wanted or next((task.main for task in Task if task.main in known), known[0] if known else "")
     if utility not in known:
         raise DataError(f"Expected utility {utility!r} in the trials. They have {', '.join(known) or 'none'}.")
     recommended = None if goal is None else best(points, goal, utility)

@@ -37,7 +37,7 @@ from discreet.experiment.attack.scene import Scene, Target, attacked_split, chec
 from discreet.experiment.run import RunOptions, RunRequest, TrainedRun, choose_model, model_for, train_once
 from discreet.metrics.intervals import true_positive_rates
 from discreet.metrics.utility import LOWER_IS_BETTER, constant_utility, language_intervals, utility_intervals
-from discreet.models.base import LM, TextModel
+from discreet.models.base import TextModel
 from discreet.models.build import build_model, matched
 from discreet.models.classifier import classifier_of
 from discreet.models.encode import cache_folder, ready
@@ -311,7 +311,7 @@ def _roc(run: TrainedRun, guarantee: Guarantee | None) -> dict[str, Any]:
 
     An estimate bounds no attack: noise behind an encoder that was trained on private text does not pay for it.
     """
-    if run.model.task != "classification":
+    if not run.model.task.has_classes:
         return {}
     members, others = (_log_likelihoods(run, name) for name in ("train", "validation"))
     measured = true_positive_rates(members, others, FALSE_ALARMS)
@@ -435,8 +435,7 @@ def _scene(tables: str, seed: int, kind: str) -> SharedScene:
         values["pooler"] = None if shared.train == "pooler+head" else False
     source = parse(TextSource, data, "data")
     settings = choose_model(values, None, source, corpus)
-    task = LM if source.task == "unlabelled" else None
-    built = build_model(corpus, settings, rng=Rng(seed).fork("model"), task=task).eval()
+    built = build_model(corpus, settings, rng=Rng(seed).fork("model"), task=source.task_of(corpus)).eval()
     scene = SharedScene.of(corpus, built, split=shared.split, origin=f"a fresh {settings.encoder}")
     assert isinstance(scene, SharedScene)
     return scene

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 
 from discreet.core.device import autocast
+from discreet.core.task import Task
 from discreet.data.batches import Tokens, Vectors, tokenise, tokens_for
 from discreet.data.corpus import Corpus
 from discreet.metrics.utility import Quality, by_class, language_quality, quality
@@ -29,13 +30,13 @@ class Predictions:
     """Class probabilities, (rows, classes), or numbers, (rows, 1), in the order of the corpus."""
 
     values: npt.NDArray[np.float32]
-    task: str
+    task: Task
     truncated: int = 0
 
     @property
     def best(self) -> npt.NDArray[np.int64] | npt.NDArray[np.float64]:
         """Most likely class of each row, or its score."""
-        if self.task == "regression":
+        if self.task.has_scores:
             return self.values[:, 0].astype(np.float64)
         return np.asarray(self.values.argmax(axis=1), dtype=np.int64)
 
@@ -121,7 +122,7 @@ def _answers(model: Classifier, vectors: torch.Tensor, query: Callable[[torch.Te
 
     def answer(inputs: torch.Tensor) -> torch.Tensor:
         scores = model.decide(inputs).float()
-        return scores.softmax(dim=-1) if model.task == "classification" else scores
+        return scores.softmax(dim=-1) if model.task.has_classes else scores
 
     if query is None:
         return answer(vectors)
@@ -171,7 +172,7 @@ def assess(
         return Assessment(language_quality(*totals, vocabulary=len(model.tokenizer)), [], totals=totals)
     answers = predict(classifier_of(model, "predictions"), corpus, precision, query).best
     truth = corpus.targets.cpu().numpy()
-    classes = by_class(answers, truth, model.label_names) if model.task == "classification" else []
+    classes = by_class(answers, truth, model.label_names) if model.task.has_classes else []
     return Assessment(quality(model.task, answers, truth), classes, answers, truth)
 
 

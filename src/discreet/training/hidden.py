@@ -147,7 +147,7 @@ def solve_head(model: Classifier, rows: Vectors, once: Once) -> bool:
     count, width = rows.vectors.shape
     allowance = 2 * noise * math.sqrt(width / max(1, count))
     vectors, targets = rows.vectors, rows.targets
-    if model.task == "regression":
+    if model.task.has_scores:
         weights, bias = fit_score(vectors, targets, noise=noise, query_noise=allowance)
     elif targets.ndim == 1:
         weights, bias = fit_classes(

@@ -18,8 +18,8 @@ from discreet.core.randomness import Rng, digest, weights_digest
 from discreet.data.batches import Tokens, Vectors
 from discreet.data.corpus import Corpus
 from discreet.data.partition import check_held_out
-from discreet.metrics.utility import MAIN, is_better
-from discreet.models.base import LM, TextModel
+from discreet.metrics.utility import is_better
+from discreet.models.base import TextModel
 from discreet.models.build import matched_split
 from discreet.models.classifier import Classifier
 from discreet.models.encode import ready
@@ -135,7 +135,7 @@ def start_from_public(model: TextModel, plan: TrainingPlan, job: Job) -> bool:
     Guarantee: none is needed; no private text is read.
     """
     assert plan.public is not None
-    public = plan.public if model.task != LM else plan.public.unlabelled()
+    public = plan.public if not model.task.is_language else plan.public.unlabelled()
     _check_labels(public, model)
     stored = folder = None
     if job.workspace is not None:
@@ -290,8 +290,8 @@ class _Run:
         scores = evaluate(self.model, self.validation, self.settings.precision)
         self.model.train()
         entry |= scores
-        score = scores[MAIN[self.model.task]]
+        score = scores[self.model.task.main]
         at = replace(at, history=(*at.history, entry))
-        if at.best is None or is_better(MAIN[self.model.task], score, at.best):
+        if at.best is None or is_better(self.model.task.main, score, at.best):
             return replace(at, best=score, stale=0, best_weights=copy_weights(self.model))
         return replace(at, stale=at.stale + 1)

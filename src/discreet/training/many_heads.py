@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from discreet.core.errors import DataError
 from discreet.core.randomness import Rng
+from discreet.core.task import Task
 from discreet.data.batches import Vectors
 from discreet.data.corpus import Corpus, Grouped, unit_numbers
 from discreet.data.samplers import Shuffled
@@ -53,7 +54,7 @@ def can_train_together(model: ModelSettings, train: TrainSettings, protect: Prot
     plain = plain or (isinstance(protect, DirDPSGD) and protect.partition == "whole")
     simple = not train.averaging and train.patience is None and train.accumulate == 1
     linear = model.frozen and model.head == "linear" and not model.has_pooler
-    return task == "classification" and linear and plain and simple
+    return Task(task).has_classes and linear and plain and simple
 
 
 def train_heads(

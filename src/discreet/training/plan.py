@@ -24,9 +24,10 @@ from discreet.core.errors import (
 )
 from discreet.core.guarantee import Adjacency, Caveat, delta_for
 from discreet.core.randomness import Rng
+from discreet.core.task import Task
 from discreet.data.corpus import Corpus
 from discreet.data.samplers import Sampler, Shuffled
-from discreet.models.base import LM, TextModel
+from discreet.models.base import TextModel
 from discreet.models.build import matched_split
 from discreet.models.classifier import Classifier, ModelSettings, classifier_of
 from discreet.models.encoder import BILSTM, MINILM
@@ -439,7 +440,7 @@ def model_settings(
     ('all', 'top-2')
     """
     values = dict(chosen)
-    if task == LM:
+    if task == Task.LM:
         values = {"encoder": SMOLLM2, "train": "all", "head": "linear", **values}
     part = "all" if protect is None else protect.default_part
     encoder = str(values.get("encoder", ModelSettings.encoder))
@@ -461,7 +462,7 @@ def reading_of_pairs(protect: Protection | None, encoder: str, task: str | None)
     Its vectors were trained to be compared, so the head starts from a cosine that is worth more than what a private
     run learns from a few thousand pairs read together (docs/decisions/small_corpora.md).
     """
-    compared = encoder == MINILM and (protect is not None or task == "regression")
+    compared = encoder == MINILM and (protect is not None or (task is not None and Task(task).has_scores))
     return SEPARATE if compared else JOINT
 
 

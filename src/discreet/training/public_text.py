@@ -19,7 +19,7 @@ from discreet.data.batches import Tokens, Vectors
 from discreet.data.corpus import Corpus
 from discreet.data.partition import without_overlap
 from discreet.data.sources import EACH_ROW, Columns, load
-from discreet.metrics.utility import MAIN, is_better
+from discreet.metrics.utility import is_better
 from discreet.models.base import TextModel
 from discreet.models.build import build_classifier
 from discreet.models.classifier import ModelSettings
@@ -59,8 +59,8 @@ def public_corpus(protect: Protection | None, private: Corpus, columns: Columns,
     if protect is None or protect.public is None:
         return None
     columns = columns if private.is_pairs else replace(columns, text_pair=None)
-    labelled = protect.starts_from_public and private.task in ("classification", "regression")
-    public = public_text(protect.public, columns, seed, scores=private.task == "regression", labelled=labelled)
+    labelled = protect.starts_from_public and private.task.is_labelled
+    public = public_text(protect.public, columns, seed, scores=private.task.has_scores, labelled=labelled)
     public = replace(public, splits=("train",) * len(public))
     guaranteed = not isinstance(protect, RepresentationProtection) or protect.priced
     rows = [row for row, name in enumerate(private.splits) if name != "train" or not guaranteed]
@@ -87,7 +87,6 @@ def public_vectors(model: TextModel, public: Corpus, precision: str) -> tuple[Te
 
 
 COSINE, PUBLIC_TEXT = "cosine", "public text"  # what a public row comes from
-METRIC = {"classification": "matthews", "regression": "pearson"}  # chance is 0 for both, whatever the classes' sizes
 
 
 @dataclass(frozen=True)
@@ -122,12 +121,12 @@ def public_row(encoder: str, corpus: Corpus, split: str, device: torch.device | 
     There is one for pairs with scores or two classes, of which the second is for texts that agree, and an encoder whose
     cosine has a meaning: the built-in one.
     """
-    known = corpus.task in METRIC and (corpus.task == "regression" or corpus.classes == 2)
-    if not corpus.is_pairs or not known or encoder != MINILM:
+    known = corpus.task.has_scores or corpus.classes == 2
+    if not corpus.is_pairs or not known or corpus.task.balanced is None or encoder != MINILM:
         return None
     settings = ModelSettings(encoder=encoder, train="head", pairs=SEPARATE)
     model = build_classifier(corpus, settings, rng=Rng(0)).to(device)
-    return PublicRow(evaluate(model, corpus.split(split)), METRIC[corpus.task])
+    return PublicRow(evaluate(model, corpus.split(split)), corpus.task.balanced)
 
 
 def start_row(model: TextModel, start: Path, rows: Tokens | Vectors, precision: str = "auto") -> PublicRow:
@@ -137,4 +136,4 @@ def start_row(model: TextModel, start: Path, rows: Tokens | Vectors, precision: 
     """
     own = copy.deepcopy(model)
     own.load_weights(load_tensors(start)[0])
-    return PublicRow(evaluate(own, rows, precision), MAIN[model.task], PUBLIC_TEXT)
+    return PublicRow(evaluate(own, rows, precision), model.task.main, PUBLIC_TEXT)

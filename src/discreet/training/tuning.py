@@ -61,12 +61,6 @@ if TYPE_CHECKING:
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-NAMES = {
-    "classification": "accuracy",
-    "regression": "mean of 1 / (1 + squared error)",
-    "lm": "mean probability of a token",
-}
-
 
 def row_scores(model: TextModel, rows: Tokens | Vectors, precision: str = "auto") -> Floats:
     """Return the score of every row, in [0, 1]; a NaN, of a model whose training diverged, counts as 0.
@@ -81,7 +75,7 @@ def row_scores(model: TextModel, rows: Tokens | Vectors, precision: str = "auto"
         return np.nan_to_num(np.asarray(np.exp(-losses / np.maximum(counts, 1)), dtype=np.float64), nan=0.0)
     predictions = predict(classifier_of(model, "scores"), rows, precision).best
     truth = rows.targets.cpu().numpy()
-    if model.task == "regression":
+    if model.task.has_scores:
         errors = np.asarray(predictions - truth.reshape(-1), dtype=np.float64)
         return np.nan_to_num(1 / (1 + np.square(errors)), nan=0.0)
     return np.asarray(predictions == truth, dtype=np.float64)
@@ -248,7 +242,7 @@ class SearchPlan:
             "mean_trials": self.trials,
             "distribution": "Poisson, at least one trial",
             "trial_epsilon": self.trial_epsilon,
-            "score": NAMES[model.task],
+            "score": model.task.row_score,
             "scored_on": "training rows" if self.public is None else f"public text ({self.public.name})",
             "score_noise": None if self.score_noise is None else self.score_noise / units,
         }

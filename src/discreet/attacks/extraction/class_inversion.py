@@ -100,7 +100,7 @@ class ClassInversion(Attack):
 
 def invertible(model: Any) -> Classifier:
     """Return a model as a classifier of single texts with word vectors, or reject it."""
-    if not isinstance(model, Classifier) or model.task != "classification":
+    if not isinstance(model, Classifier) or not model.task.has_classes:
         raise UnsupportedError(
             f"Expected a classifier with classes for class inversion, got {type(model).__name__}. Use extraction for a "
             "language model."

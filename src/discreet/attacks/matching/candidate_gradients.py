@@ -242,7 +242,7 @@ class Imitation:
         source = torch.Generator().manual_seed(1)
         ids = torch.randint(len(self.words), (self.problems, 1, 1, 12), generator=source).to(self.device)
         labels = torch.zeros(self.problems, 1, 1, device=self.device)
-        labels = labels.long() if self.model.task == "classification" else labels
+        labels = labels.long() if self.model.task.has_classes else labels
         figures = self.figures(self.record(self.words[ids], torch.ones_like(ids[:, 0]), labels), ids.shape)
         squares = figures.squares.detach().flatten(0, 1)
         return (squares / squares.sum(-1, keepdim=True).clamp_min(1e-30)).mean(0)

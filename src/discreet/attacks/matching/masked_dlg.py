@@ -283,7 +283,7 @@ class _TextProblem:
                 "head alone does not determine the text: any text fits, with some mask."
             )
         problem = Problems.of([seen], model, _NAME)
-        if not isinstance(model, Classifier) or model.task != "classification" or problem.labels is None:
+        if not isinstance(model, Classifier) or not model.task.has_classes or problem.labels is None:
             raise UnsupportedError(f"Expected a classifier, and the label in the release, for {_NAME}.")
         self.model, self.settings = model, settings
         self.parameters = [parameters[name] for name in names]

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from discreet.attacks.encoder_layers import dissect
 from discreet.core.errors import UnsupportedError
 from discreet.core.types import GradientRelease
-from discreet.models.base import LM, TextModel
+from discreet.models.base import TextModel
 
 _CHUNK = 4096  # vectors compared with the whole vocabulary at once
 
@@ -61,7 +61,7 @@ class Problems:
             free = free & (place < lengths[..., None] - 1)
         labels = [_labels(seen, model) for seen in releases]
         known = [row for row in labels if row is not None]
-        kind = torch.int64 if model.task == "classification" else torch.float32
+        kind = torch.int64 if model.task.has_classes else torch.float32
         return cls(
             mask.to(model.device),
             free.to(model.device),
@@ -95,13 +95,13 @@ def _positions_name(seen: GradientRelease, model: TextModel) -> str | None:
 
 
 def _labels(seen: GradientRelease, model: TextModel) -> tuple[int, ...] | None:
-    if model.task == LM:  # it has none: what it should say is the text
+    if model.task.is_language:  # it has none: what it should say is the text
         return (0,) * seen.batch_size
     if seen.labels is not None:
         return seen.labels
     bias = next((g for n, g in seen.gradients.items() if n.startswith("head") and n.endswith("bias")), None)
     classes = len(model.label_names)
-    if model.task == "classification" and seen.batch_size == 1 and bias is not None and bias.shape == (classes,):
+    if model.task.has_classes and seen.batch_size == 1 and bias is not None and bias.shape == (classes,):
         return (int(bias.argmin()),)  # iDLG: in the bias's gradient, p - y, only the label's entry is negative
     return None
 

@@ -236,7 +236,7 @@ class WordDraws(SearchingAttack):
         """Return the texts behind several releases of one batch size, attacked together."""
         limit = TimeLimit(self.seconds)
         model, objective = set_up(releases, knows, LOSSES["cosine"], self.label)
-        if objective.problems.labels is None and model.task != "classification":
+        if objective.problems.labels is None and not model.task.has_classes:
             raise UnsupportedError(
                 f"Expected the scores in the release for {self.label}, got none. They cannot be sampled as classes can."
             )

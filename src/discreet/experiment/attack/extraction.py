@@ -294,7 +294,7 @@ def candidate_losses(
         read.append(_read(model, names[start : start + _CHUNK], cache))
     result = []
     for canary, texts in zip(canaries, lists, strict=True):
-        target = canary.label if model.task == "classification" else canary.score
+        target = canary.label if model.task.has_classes else canary.score
         if target not in by_label:
             by_label[target] = np.concatenate([_losses(model, part, target) for part in read])
         result.append(by_label[target][[place[text] for text in texts]])
@@ -321,7 +321,7 @@ def _losses(model: TextModel, rows: Floats | Vectors, target: float | int | None
         return rows
     import torch
 
-    kind = torch.int64 if model.task == "classification" else torch.float32
+    kind = torch.int64 if model.task.has_classes else torch.float32
     targets = torch.full((len(rows),), target or 0, dtype=kind, device=rows.targets.device)
     return outputs_of(model, dataclasses.replace(rows, targets=targets), "float32").losses
 

@@ -27,7 +27,7 @@ from discreet.data.corpus import Corpus
 from discreet.experiment.attack.request import Progress
 from discreet.experiment.attack.scene import corpus_of_run, text_keys
 from discreet.experiment.attack.signals import check_same_tokens, outputs_of, stacked
-from discreet.models.base import LM, TextModel
+from discreet.models.base import TextModel
 from discreet.models.build import matched
 from discreet.models.classifier import Classifier
 from discreet.runs.folder import Run, is_run, load_run
@@ -82,7 +82,7 @@ class GivenReferences:
                     f"Expected a reference model for {model.task}, as the target, got {str(folder)!r} for "
                     f"{run.model.task}. {_REMEDY}"
                 )
-            if model.task == LM:
+            if model.task.is_language:
                 check_same_tokens(model, run.model)
             if set(run.model.label_names) != set(model.label_names):
                 raise DataError(

@@ -121,9 +121,9 @@ def wrapped(
 
 def _labelled(corpus: Corpus, model: TextModel, labels: Sequence[Any] | None) -> Corpus:
     """Return texts with labels as the model has them: class numbers or names, or scores."""
-    if model.task == "regression":
+    if model.task.has_scores:
         return replace(corpus, scores=tuple(float(value) for value in labels or (0.0,) * len(corpus)))
-    if model.task != "classification":
+    if not model.task.has_classes:
         return corpus
     names = model.label_names
     values = labels if labels is not None else (0,) * len(corpus)

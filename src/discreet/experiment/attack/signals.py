@@ -51,7 +51,7 @@ def outputs_of(model: TextModel, rows: Tokens | Vectors, precision: str = "float
     classifier = classifier_of(model, "membership")
     answers = _answers(classifier, rows, precision)
     targets = rows.targets.cpu().numpy()
-    if classifier.task == "regression":
+    if classifier.task.has_scores:
         losses = np.square(answers[:, 0] - targets)
         return Outputs(losses, -losses)
     return classified(answers, targets)
@@ -87,7 +87,7 @@ def _answers(model: Classifier, rows: Tokens | Vectors, precision: str) -> Float
     for part in torch.split(vectors, _ROWS_AT_ONCE):
         inputs = part if model.query is None else model.query(part)
         scores = model.decide(inputs.float()).double()
-        if model.task == "classification":
+        if model.task.has_classes:
             scores = scores.log_softmax(dim=-1)
             if inputs.ndim > 2:  # several views of a text, whose predictions are averaged
                 scores = scores.logsumexp(dim=0) - float(np.log(len(scores)))

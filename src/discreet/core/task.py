@@ -1,0 +1,82 @@
+"""What a model is asked: the class of a text, its score, or its next tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+Answer = Literal["class", "score", "tokens", "none"]
+
+
+class Task(StrEnum):
+    """What a model is asked. A corpus without labels asks nothing, and a language model learns from it.
+
+    A member equals its name, which settings and files hold. Losses are chosen in `models.classifier.losses` and metrics
+    in `metrics.utility`, both by the kind of answer.
+
+    >>> Task("classification").has_classes, Task.LM == "lm", Task.REGRESSION.main
+    (True, True, 'pearson')
+    """
+
+    CLASSIFICATION = "classification"
+    REGRESSION = "regression"
+    LM = "lm"
+    UNLABELLED = "unlabelled"
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether the answer is one of several classes."""
+        return _FACTS[self].answer == "class"
+
+    @property
+    def has_scores(self) -> bool:
+        """Whether the answer is a number."""
+        return _FACTS[self].answer == "score"
+
+    @property
+    def is_language(self) -> bool:
+        """Whether the answer is the text itself, so that labels are not read."""
+        return _FACTS[self].answer == "tokens"
+
+    @property
+    def is_labelled(self) -> bool:
+        """Whether texts have labels or scores."""
+        return self.has_classes or self.has_scores
+
+    @property
+    def main(self) -> str:
+        """The main metric of a model."""
+        return _FACTS[self].main
+
+    @property
+    def balanced(self) -> str | None:
+        """A metric for which chance is 0 whatever the sizes of the classes, if there is one."""
+        return _FACTS[self].balanced
+
+    @property
+    def row_score(self) -> str:
+        """The score of a row, between 0 and 1, that a search for settings adds up."""
+        return _FACTS[self].row_score
+
+    @property
+    def pipeline(self) -> str | None:
+        """The name of the task on the Hugging Face hub."""
+        return _FACTS[self].pipeline
+
+
+@dataclass(frozen=True)
+class _Facts:
+    answer: Answer
+    main: str = ""
+    balanced: str | None = None
+    row_score: str = ""
+    pipeline: str | None = None
+
+
+_FACTS = {
+    Task.CLASSIFICATION: _Facts("class", "accuracy", "matthews", "accuracy", "text-classification"),
+    Task.REGRESSION: _Facts("score", "pearson", "pearson", "mean of 1 / (1 + squared error)", "text-classification"),
+    Task.LM: _Facts("tokens", "perplexity", None, "mean probability of a token", "text-generation"),
+    Task.UNLABELLED: _Facts("none"),
+}
