@@ -3,7 +3,6 @@
 import pytest
 
 from discreet.core.errors import SettingError
-from discreet.federated.settings import check_place
 from discreet.protections.dp_sgd import DPSGD
 
 
@@ -17,9 +16,9 @@ from discreet.protections.dp_sgd import DPSGD
 )
 def test_rounds_share_neither_batches_nor_noise(method: dict[str, str], name: str) -> None:
     with pytest.raises(SettingError, match=f"{name} to be left out at a client"):
-        check_place(DPSGD(epsilon=3.0, **method))
+        DPSGD(epsilon=3.0, **method).check_at_client()
 
 
 def test_rounds_may_sample_each_step_on_its_own() -> None:
     for method in ({}, {"sampler": "poisson"}, {"sampler": "truncated-poisson"}, {"correlation": "independent"}):
-        check_place(DPSGD(epsilon=3.0, **method))
+        DPSGD(epsilon=3.0, **method).check_at_client()

@@ -77,6 +77,13 @@ def calls_of(method: str, owner: str = "") -> set[str]:
 
 
 SUM = "protections.private_sum"
+CLASSES_OF_PROTECTIONS = {
+    node.name
+    for name, path in MODULES.items()
+    if name.startswith("discreet.protections.")
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    if isinstance(node, ast.ClassDef) and any("Protection" in ast.unparse(base) for base in node.bases)
+} | {"Protection", "SanTextPlus", "NoisyWords"}
 
 
 def test_units_are_bounded_in_one_module() -> None:
@@ -148,6 +155,47 @@ def test_parts_of_a_private_step_are_recorded_in_one_module() -> None:
     }
     callers = {name for name in calls_of("backward", "tape") if not name.startswith("attacks.")}
     assert callers <= {"training.engine", *others}
+
+
+TASKS = {"classification", "regression", "lm"}
+
+
+def test_what_a_task_is_is_asked_of_its_value() -> None:
+    """A name is compared where text is read, by the name that a user gave; everything else asks a `Task`."""
+    readers = {"data.labels", "data.sources", "integrations.losses"}
+    comparing = {
+        name.removeprefix("discreet.")
+        for name, path in MODULES.items()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Compare)
+        and any(isinstance(one, ast.Constant) and one.value in TASKS for one in (node.left, *node.comparators))
+    }
+    assert comparing == readers
+
+
+def test_a_protection_answers_for_itself() -> None:
+    """`isinstance` on a protection chooses what happens in few modules; an assertion only tells the type checker."""
+    others = {
+        "training.many_heads": "the batched twin of steps of linear heads",
+        "training.tuning": "a search divides the budget of dp-sgd alone",
+        "audit.canaries": "gradient canaries read the noisy sums of dp-sgd",
+        "audit.checks": "what an audit checks depends on the noise",
+        "audit.steps": "what an audit checks depends on the noise",
+        "audit.watch": "what an audit checks depends on the noise",
+        "experiment.attack.identification": "the attack simulates normal noise and directions",
+        "experiment.attack.recorded": "the attack simulates normal noise",
+        "experiment.run": "gradient canaries are the default with dp-sgd",
+    }
+    choosing = set()
+    for name, path in MODULES.items():
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        asserted = {id(call) for node in ast.walk(tree) if isinstance(node, ast.Assert) for call in ast.walk(node.test)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "isinstance" and id(node) not in asserted:
+                if {one.id for one in ast.walk(node.args[1]) if isinstance(one, ast.Name)} & CLASSES_OF_PROTECTIONS:
+                    choosing.add(name.removeprefix("discreet."))
+    inside = {name for name in choosing if name.startswith("protections.")}
+    assert choosing - inside == set(others)
 
 
 def test_the_table_of_sizes_is_of_today() -> None:

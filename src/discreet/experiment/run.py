@@ -44,10 +44,7 @@ from discreet.models.classifier import ModelSettings, classifier_of
 from discreet.models.encode import cache_folder, cached, ready
 from discreet.models.encoder import unknown_share, unknown_words
 from discreet.protections.base import Protection
-from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
-from discreet.protections.local.protection import LocalPrivacy
-from discreet.protections.local.release import LocalLayer
 from discreet.runs.checkpoint import LEDGER, PUBLIC_START
 from discreet.runs.folder import RunChoices, RunSettings, check_kind, finish, prepared, workspace_of
 from discreet.runs.people import Entry, Shared, Spent
@@ -380,8 +377,8 @@ def train_once(
             if planned.protect is not None and released:
                 planned.protect.end(model)
                 asked = request.protect
-                if workspace and isinstance(planned.protect, LocalLayer) and isinstance(asked, LocalPrivacy):
-                    say(write_sides(workspace, classifier_of(model, "ldp"), planned.protect, asked))
+                if workspace is not None and asked is not None and asked.has_sides:
+                    say(write_sides(workspace, classifier_of(model, asked.name), planned.protect, asked))
             people = total()
             content = ledger.content if ledger is not None and workspace is None else None
     about = work.facts(model)
@@ -672,8 +669,4 @@ def describe_guarantee(plan: TrainingPlan, trained: Trained) -> dict[str, Any]:
         **({"units": plan.units} if plan.population is None else {"population": plan.population}),
         "out_of_budget": trained.out_of_budget,
     }
-    if isinstance(plan.protect, DirDPSGD):
-        result["metric_epsilon_per_use"] = plan.protect.kappa
-        result["pure_epsilon"] = plan.protect.pure_epsilon(trained.counted)
-        result["dimension"] = plan.protect.dimension
-    return result
+    return result | plan.protect.figures(trained.counted)

@@ -49,7 +49,7 @@ from discreet.data.batches import Tokens, Vectors
 from discreet.data.corpus import Corpus
 from discreet.federated.aggregation import ANSWERS_ALWAYS, UPDATE, Arrays, Local, Payload, Update, Value, why_invalid
 from discreet.federated.planned import PlannedLedger
-from discreet.federated.settings import GRADIENTS, Federation, at_client
+from discreet.federated.settings import GRADIENTS, Federation
 from discreet.models.build import matched_split
 from discreet.models.encode import ready
 from discreet.releases.hidden import draw_hidden
@@ -324,7 +324,7 @@ class _Training:
         self.plan = TrainingPlan.for_client(
             self.model,
             client.corpus,
-            protect=at_client(settings.protect, settings.clients),
+            protect=settings.protect and settings.protect.at_client(settings.clients),
             train=settings.train,
             steps=steps,
             batch_size=size,

@@ -33,7 +33,6 @@ from discreet.federated.server import FINAL, LOG, PID, PRIVATE, RESULT, SCHEDULE
 from discreet.federated.settings import EQUAL, UNIT, Federation, shared_label_names, with_label_names
 from discreet.models.base import TextModel
 from discreet.models.encode import ready
-from discreet.protections.base import GradientProtection, RepresentationProtection
 from discreet.runs.checkpoint import LEDGER, trained
 from discreet.runs.folder import RunSettings, begin, finish, forget_secrets, workspace_of
 from discreet.training.evaluate import assess
@@ -92,7 +91,7 @@ def check_units(corpora: Sequence[Corpus], settings: Federation) -> None:
 
     Each client counts only what it spends itself, so that a unit at two clients would pay both epsilons.
     """
-    if not isinstance(settings.protect, GradientProtection):
+    if settings.protect is None or not settings.protect.samples_units:
         return
     names = Counter(name for corpus in corpora if corpus.units is not None for name in _units(corpus))
     several = sum(1 for count in names.values() if count > 1)
@@ -193,14 +192,14 @@ def write_run(
     if protect is not None:  # a client that did not answer at the end has a ledger all the same
         guarantees += [in_ledger(workspace, one) for one in range(settings.clients) if one not in clients]
     stated = joint(guarantees)
-    if stated is not None and settings.record and isinstance(protect, GradientProtection):
+    if stated is not None and settings.record and protect is not None and protect.samples_units:
         stated = replace(stated, assumptions=(*stated.assumptions, _RECORDED_BATCHES))
     if stated is not None and settings.files:
         stated = replace(stated, assumptions=(*stated.assumptions, f"each {stated.unit} is at one client"))
     for values in clients.values():
         if GUARANTEE in values:
             values[GUARANTEE] = json.loads(values[GUARANTEE])
-    masked = isinstance(protect, RepresentationProtection) and protect.masked
+    masked = protect is not None and protect.masked
     utility: dict[str, Any] = {"utility": {}, "quality": None, "evaluated_on": None}
     if "validation" in corpus.split_names:
         if masked:  # the model reads masked vectors, and only clients have masks

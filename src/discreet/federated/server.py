@@ -38,8 +38,7 @@ from discreet.federated.client import CLIENT_UNIT, FINISH, HELLO, LOSS, STOPPED,
 from discreet.federated.planned import PlannedLedger
 from discreet.federated.record import Recorder
 from discreet.federated.settings import GRADIENTS, Federation
-from discreet.protections.base import GradientProtection, Protection
-from discreet.protections.texthide import TextHide
+from discreet.protections.base import Protection
 from discreet.runs import checkpoint
 from discreet.runs.checkpoint import LEDGER, Progress, trained
 from discreet.training.job import optimizer_for, set_rate
@@ -119,12 +118,12 @@ class Schedule:
 
     def check(self, protect: Protection | None) -> None:
         """Reject batches of a client that are too small for its protection, which would fail in every round."""
-        if not isinstance(protect, TextHide):
+        if protect is None:
             return
         for client, size in self.batches.items():
-            if protect.mix > (rows := min(size, self.sizes[client])):
+            if protect.mixes > (rows := min(size, self.sizes[client])):
                 remedy = f"Use larger batches ({setting('batch_size')}), or mix fewer sentences ({setting('mix')})."
-                raise invalid("mix", protect.mix, f"<= {rows}, the rows in a batch of client {client}", remedy)
+                raise invalid("mix", protect.mixes, f"<= {rows}, the rows in a batch of client {client}", remedy)
 
     def task(self, client: int, number: int) -> Task:
         """Return the task of a client in a round, counted from 1."""
@@ -249,7 +248,7 @@ class Server:
                 f"Expected {self.settings.clients} clients to begin with, but {numbers_of(tuple(missing))} did not "
                 "answer. Start them (errors.txt in a client's folder may say why), or use fewer clients."
             )
-        counts_units = isinstance(self.settings.protect, GradientProtection)
+        counts_units = self.settings.protect is not None and self.settings.protect.samples_units
         sizes = {client: int(one.values["units" if counts_units else "rows"]) for client, one in sorted(facts.items())}  # type: ignore[arg-type]
         schedule = Schedule.make(self.settings, sizes, self.model.width)
         schedule.check(self.settings.protect)

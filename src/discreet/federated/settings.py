@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from discreet.catalog import aggregation_from_table, protection_from_table
-from discreet.core.errors import DataError, UnsupportedError, invalid, one_of, positive, setting, whole
+from discreet.core.errors import DataError, invalid, one_of, positive, setting, whole
 from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng
 from discreet.core.settings import as_dict, parse, read_values
@@ -23,9 +23,7 @@ from discreet.models.base import TextModel
 from discreet.models.build import build_model, matched
 from discreet.models.classifier import ModelSettings
 from discreet.models.settings import TrainSettings
-from discreet.protections.base import GradientProtection, Protection, RepresentationProtection, defaults_of
-from discreet.protections.dp_sgd import ALLOCATION, DPSGD
-from discreet.protections.texthide import TextHide
+from discreet.protections.base import Protection, defaults_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -90,7 +88,8 @@ class Federation:
         ):
             if value != unused:
                 raise invalid(name, value, "left out in a federated run", "Clients take single steps.")
-        check_place(self.protect)
+        if self.protect is not None:
+            self.protect.check_at_client()
         if self.record:
             object.__setattr__(self, "aggregation", self.aggregation.recorded())
 
@@ -154,37 +153,6 @@ class Target:
 
     task: Task
     label_names: tuple[str, ...]
-
-
-def at_client(protect: Protection | None, clients: int) -> Protection | None:
-    """Return the protection of one client: with TextHide, its own pool has its share of all masks.
-
-    Paper: Huang et al. 2020, TextHide, section 3.2: the pools of all clients together have m masks. (Their Algorithm 2
-    calls m the size of each pool.)
-    """
-    if isinstance(protect, TextHide) and protect.pool_size:
-        return dataclasses.replace(protect, masks=max(1, protect.pool_size // clients))
-    return protect
-
-
-def check_place(protect: Protection | None) -> None:
-    """Reject a protection that a client cannot repeat safely when the server asks for a round twice.
-
-    The noise of gradients is renewed with the weights that the server sends; stored or priced vectors are not.
-    """
-    if isinstance(protect, DPSGD) and (protect.correlated is not None or protect.sampler == ALLOCATION):
-        value = protect.correlation if protect.correlated is not None else protect.sampler
-        name = "correlation" if protect.correlated is not None else "sampler"
-        remedy = "Rounds are separate releases, whose batches and noise cannot depend on each other; leave it out."
-        raise invalid(name, value, "left out at a client", remedy)
-    if protect is None or isinstance(protect, GradientProtection):
-        return
-    if isinstance(protect, RepresentationProtection) and not protect.priced:
-        return
-    raise UnsupportedError(
-        f"Expected a protection of gradients (dp-sgd, dir-dp-sgd) or texthide at a client, got {protect.name}. It "
-        "releases texts or vectors, not updates; train centrally on that release."
-    )
 
 
 def with_label_names(corpus: Corpus, target: Target) -> Corpus:

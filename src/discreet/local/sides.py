@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from torch import nn
 
@@ -18,18 +17,17 @@ from discreet.models.encoder import (
     MINILM,
     MINILM_SHA256,
 )
+from discreet.protections.base import Protection
+from discreet.protections.local.protection import LocalPrivacy
 from discreet.protections.local.query import LocalQuery, QueryPath
+from discreet.protections.local.release import LocalLayer
 from discreet.runs.folder import encoder_config
 
-if TYPE_CHECKING:
-    from discreet.protections.local.protection import LocalPrivacy
-    from discreet.protections.local.release import LocalLayer
 
-
-def write_sides(folder: Path, model: Classifier, protect: LocalLayer, requested: LocalPrivacy) -> str:
+def write_sides(folder: Path, model: Classifier, protect: Protection, requested: Protection) -> str:
     """Write client/ and server/ into the folder of an unfinished run, and return a sentence about them."""
     query = model.query
-    assert isinstance(query, LocalQuery)
+    assert isinstance(query, LocalQuery) and isinstance(protect, LocalLayer) and isinstance(requested, LocalPrivacy)
     path = query.path(model.head)
     reasons = [] if model.settings.frozen else [Caveat.TRAINED_ENCODER.sentence]
     if not protect.projection.public:

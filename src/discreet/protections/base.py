@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +36,8 @@ if TYPE_CHECKING:
 
 
 Place = Literal["text", "representation", "gradient"]
-StepKind = Literal["sum", "live", "stored"]  # a noisy sum of gradients, vectors at every step, or one release before
+# A noisy sum of gradients, vectors at every step, one release of vectors before, or one of texts.
+StepKind = Literal["sum", "live", "stored", "rewritten"]
 Visible = Literal["sum", "each"]
 Sampling = Literal["shuffled", "fixed", "coins"]
 Position = Literal["sentence", "token"]
@@ -55,6 +57,26 @@ _ACTS_ON: dict[str, str] = {
 }
 _DIGITS = 6
 _PRICES = ("epsilon", "delta")
+
+
+class Planned(Protocol):
+    """What the spends of a training run depend on besides its protection, its model and its texts."""
+
+    @property
+    def sampler(self) -> Sampler:
+        """The sampler of its batches."""
+
+    @property
+    def steps(self) -> int:
+        """The number of steps."""
+
+    @property
+    def units(self) -> int:
+        """The public number of units."""
+
+    @property
+    def rows(self) -> int:
+        """The number of training rows."""
 
 
 @dataclass(frozen=True)
@@ -241,6 +263,37 @@ class Protection(ABC):
         """Return a notice for the user about how the budget is used under these conditions, or None."""
         return None
 
+    def spends(self, plan: Planned, model: Any, split: Any) -> dict[str, int]:
+        """Return how often a training run spends each event; empty if only its release determines the cost."""
+        raise UnsupportedError(f"Expected a resolved {self.name}. Make a training plan, or call resolve(conditions).")
+
+    def figures(self, steps: int) -> dict[str, float]:
+        """Return further public figures of so many steps, for the results of a run."""
+        return {}
+
+    def for_release(self, model: nn.Module) -> Protection:
+        """Return the protection of a single release, of the model of an attack."""
+        return self
+
+    def at_client(self, clients: int) -> Protection:
+        """Return the protection of one of the clients of a federation."""
+        return self
+
+    def check_at_client(self) -> None:
+        """Reject what a federated client cannot repeat safely when the server asks for a round twice.
+
+        The noise of gradients is renewed with the weights that the server sends; stored or priced vectors are not.
+        """
+        if self.priced:
+            raise UnsupportedError(
+                f"Expected a protection of gradients (dp-sgd, dir-dp-sgd) or texthide at a client, got {self.name}. It "
+                "releases texts or vectors, not updates; train centrally on that release."
+            )
+
+    def seen(self, vectors: Tensor) -> Tensor:
+        """Return vectors in the coordinates of the release, before mixing and noise."""
+        return vectors
+
     def defaults(self, part: str, units: int, width: int) -> TrainDefaults:
         """Return the default settings for training `part` under this protection."""
         return plain_defaults(part, units, width)
@@ -330,6 +383,25 @@ class GradientProtection(Protection):
     def event(self) -> DpEvent:
         """Privacy event of one use, for a unit that is in the batch with certainty."""
 
+    def spends(self, plan: Planned, model: Any, split: Any) -> dict[str, int]:
+        """Return how often a training run spends the event of each step; steps of the same name are counted once."""
+        from discreet.accounting.events import event_to_json
+
+        (first, _), (last, _) = (self.step_cost(plan.sampler, step, plan.units) for step in (0, plan.steps - 1))
+        if first == last:
+            return {event_to_json(first): plan.sampler.spends(plan.steps, plan.units)}
+        costs = (self.step_cost(plan.sampler, step, plan.units) for step in range(plan.steps))
+        return counted(costs)  # every cycle has a cost of its own
+
+    def check_at_client(self) -> None:
+        """Accept it: its noise is renewed with the weights that the server sends."""
+
+    def check_own_loop(self) -> None:
+        """Reject what only discreet's own training loop implements."""
+        if self.public is not None:
+            remedy = "Train the model on the public text before, and pass it with those weights."
+            raise invalid("public", self.public, "left out in your own training loop", remedy)
+
     def check_parameters(self, sizes: Mapping[str, int]) -> None:
         """Reject a model whose trainable parameters (name: size) differ from those it was resolved for."""
 
@@ -380,6 +452,15 @@ class TextProtection(Protection):
     def stored(self) -> bool:
         """Yes: texts are rewritten once."""
         return True
+
+    @property
+    def step_kind(self) -> StepKind:
+        """Steps read rewritten texts."""
+        return "rewritten"
+
+    def spends(self, plan: Planned, model: Any, split: Any) -> dict[str, int]:
+        """Return the one spend of rewriting the texts."""
+        return counted([(self.cost(split), "rewrite")])
 
     @property
     def protects_labels(self) -> bool:
@@ -507,9 +588,13 @@ class RepresentationProtection(Protection):
         """Number of released coordinates, or None if it is the encoder's width."""
         return None
 
-    def seen(self, vectors: Tensor) -> Tensor:
-        """Return vectors in the coordinates of the release, before mixing and noise."""
-        return vectors
+    def spends(self, plan: Planned, model: Any, split: Any) -> dict[str, int]:
+        """Return how often live training spends the event of each step; the release determines that of a stored one."""
+        if self.stored:
+            return {}
+        live = self.live(plan.rows, model.width, model.classes, Rng.secret(), model.device)
+        per_epoch = plan.sampler.steps_per_epoch(plan.rows)
+        return counted(live.cost(step, step // per_epoch) for step in range(plan.steps))
 
     @abstractmethod
     def once(self, owners: Rows, width: int, classes: int, secret: Rng) -> Once:
@@ -521,6 +606,13 @@ class RepresentationProtection(Protection):
     @abstractmethod
     def live(self, rows: int, width: int, classes: int, secret: Rng, device: torch.device) -> Live:
         """Return the object that protects the vectors of every step."""
+
+
+def counted(costs: Iterable[tuple[DpEvent, str]]) -> dict[str, int]:
+    """Return how often each event, in its written form, is spent under different names."""
+    from discreet.accounting.events import event_to_json
+
+    return dict(Counter({name: event_to_json(event) for event, name in costs}.values()))
 
 
 def fields_of(protect: Protection | type[Protection]) -> tuple[dataclasses.Field[Any], ...]:
@@ -554,6 +646,13 @@ def check_protection(protect: object, *places: str) -> None:
         f"Expected protect to be a protection of {expected}, got {got}. "
         "Pass an instance of a protection; a mechanism or a layer alone cannot be used for training."
     )
+
+
+def protection_of_gradients(protect: Protection) -> GradientProtection:
+    """Return a protection of gradients as one, or reject any other."""
+    check_protection(protect, "gradient")
+    assert isinstance(protect, GradientProtection)
+    return protect
 
 
 def check_budget(epsilon: float | None, delta: float | None) -> None:

@@ -144,6 +144,18 @@ class DirDPSGD(GradientProtection):
             )
         return cls(kappa, tuple(Block(tuple(names), sum(sizes[n] for n in names)) for names in groups))
 
+    def for_release(self, model: nn.Module) -> DirDPSGD:
+        """Return the same for all trainable parameters of a model, as one block."""
+        return DirDPSGD.for_model(model, self.concentration)
+
+    def figures(self, steps: int) -> dict[str, float]:
+        """Return the metric epsilon of a use, the pure epsilon of all, and the dimension."""
+        return {
+            "metric_epsilon_per_use": self.concentration,
+            "pure_epsilon": self.pure_epsilon(steps),
+            "dimension": self.dimension,
+        }
+
     @property
     def dimension(self) -> int:
         """The number of trainable parameters."""

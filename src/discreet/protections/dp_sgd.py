@@ -247,6 +247,21 @@ class DPSGD(GradientProtection):
             return LambdaCGD(_DECAY if self.decay is None else self.decay)
         return Banded(_BANDS if self.bands is None else self.bands)
 
+    def check_at_client(self) -> None:
+        """Reject noise and batches that depend on those of other steps: rounds are separate releases."""
+        remedy = "Rounds are separate releases, whose batches and noise cannot depend on each other; leave it out."
+        if self.correlated is not None:
+            raise invalid("correlation", self.correlation, "left out at a client", remedy)
+        if self.sampler == ALLOCATION:
+            raise invalid("sampler", self.sampler, "left out at a client", remedy)
+
+    def check_own_loop(self) -> None:
+        """Reject correlated noise."""
+        if self.correlated is not None:
+            remedy = "Correlated noise is implemented for discreet's own training loop; use independent noise here."
+            raise invalid("correlation", self.correlation, "independent in your own training loop", remedy)
+        super().check_own_loop()
+
     def sampler_for(self, size: int, units: int, rows: int | None = None) -> Sampler:
         """Return the sampler of a training run: the one that was chosen, or the one that the correlation needs."""
         size = min(size, units)

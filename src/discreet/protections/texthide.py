@@ -108,6 +108,14 @@ class TextHide(RepresentationProtection):
         self.check(conditions.batch_size, conditions.rows)
         return self
 
+    def at_client(self, clients: int) -> TextHide:
+        """Return the same with a client's share of all masks.
+
+        Paper: Huang et al. 2020, TextHide, section 3.2: the pools of all clients together have m masks. (Their
+        Algorithm 2 calls m the size of each pool.)
+        """
+        return replace(self, masks=max(1, self.pool_size // clients)) if self.pool_size else self
+
     def defaults(self, part: str, units: int, width: int) -> TrainDefaults:
         """Return more epochs for few rows: mixing and masks hide most of a vector at each step."""
         defaults = plain_defaults(part, units, width)

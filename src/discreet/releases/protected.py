@@ -18,9 +18,7 @@ from discreet.models.classifier import classifier_of
 from discreet.models.encode import encode
 from discreet.protections.base import (
     Conditions,
-    GradientProtection,
     Protection,
-    RepresentationProtection,
     check_protection,
 )
 from discreet.releases.description import NOISY, READS, Misfit
@@ -105,7 +103,7 @@ def misfit(kind: str, protect: Any, *, identifies: bool = False) -> Misfit | Non
 
 def before_noise(protect: Protection | None, vectors: Tensor) -> Tensor:
     """Return vectors as they are before mixing and noise: in the coordinates of the release, and clipped."""
-    return protect.seen(vectors).float() if isinstance(protect, RepresentationProtection) else vectors
+    return vectors if protect is None else protect.seen(vectors).float()
 
 
 def attacker_pairs(
@@ -131,7 +129,7 @@ def epsilon_by_adjacency(
     depends on the rows, as the event of a protection of text is that of one word, so only the guarantee `stated` for
     the release is known. The batch is known, so absence is visible: there is no epsilon under add/remove.
     """
-    if not isinstance(protect, GradientProtection):
+    if protect is None or not protect.samples_units:
         return {} if stated is None else {stated.adjacency.value: stated.epsilon if stated.exists else None}
     from discreet.accounting.interpret import guarantee
 

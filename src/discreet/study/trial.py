@@ -43,7 +43,6 @@ from discreet.models.classifier import classifier_of
 from discreet.models.encode import cache_folder, ready
 from discreet.models.settings import TrainSettings
 from discreet.protections.base import Protection
-from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.releases.protected import misfit
 from discreet.study.file import (
     OF_UPDATE,
@@ -159,7 +158,7 @@ def _attacked(
     if attack.sees.kind == MODEL:
         return attack_once(request_for(table, attack, None, ReleaseTable.delta, seed), trained.scene), None
     scene, protect = scene_of(settings, seed, attack.sees.kind), trained.protect
-    released = DirDPSGD.for_model(scene.model, protect.concentration) if isinstance(protect, DirDPSGD) else protect
+    released = None if protect is None else protect.for_release(scene.model)
     delta = parse(ReleaseTable, settings.get("release", {}), "release").delta
     request = request_for(table, attack, released, delta, seed)
     result = attack_once(request, scene)

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from discreet.accounting.events import event_to_json
 from discreet.accounting.ledger import Ledger, Terms
 from discreet.core.errors import LedgerError, invalid, setting
 from discreet.core.guarantee import CHOICE, FLOATING_POINT, HELD_OUT, Adjacency, Caveat, Guarantee
@@ -224,9 +223,9 @@ def entry_of(
     if planned is None:
         planned = {}
         if plan.protect.step_kind == "sum":
-            events = {event_to_json(plan.step_cost(step)[0]) for step in (0, plan.steps - 1)}
-            if len(events) == 1:  # otherwise every cycle has a cost of its own
-                planned = {events.pop(): plan.sampler.spends(plan.steps, plan.units)}
+            spends = plan.gradients.spends(plan, None, None)
+            if len(spends) == 1:  # otherwise every cycle has a cost of its own
+                planned = spends
     about = About(TRAINING if secret else FIXED_SEED, plan.delta, out, plan.protect.name, command)
     return Entry.of(People(), who, ledger, about, planned, budget)
 

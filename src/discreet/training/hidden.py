@@ -172,27 +172,32 @@ class StoredStep(OpenStep):
 
     @classmethod
     def of(cls, parts: Parts, ledger: Ledger, secret: Rng) -> StoredStep:  # type: ignore[override]
-        """Return the step of a training run on rewritten texts, or on vectors that are released now and stored."""
+        """Return the step of a training run on vectors that are released now and stored."""
         model, rows, plan = parts.model, parts.rows, parts.private
-        protect, solved = plan.protect, False
-        if isinstance(protect, TextProtection):
-            account = Account(plan, ledger, secret, release=protect)
-        else:
-            assert isinstance(protect, RepresentationProtection)
-            if not isinstance(rows, Vectors):
-                remedy = "Vectors are released once, so the encoder must be frozen."
-                raise invalid("train", model.settings.train, f"head or pooler+head for a stored {protect.name}", remedy)
-            owners = parts.corpus.unit_index
-            described = (protect.identity(), secret, owners)
-            run = identity(model, rows, plan.settings, described, plan.rng, parts.start)
-            # Other data under one secret gets other noise. A fixed seed is for repeating, on any processor: there the
-            # last bits of the vectors, which decide `run`, must not decide the noise.
-            source = secret.fork("release", run[:16]) if secret.is_secret else secret.fork("release")
-            once = protect.once(owners, model.width, model.classes, source)
-            account = Account(plan, ledger, secret, release=once, run=spend_name(run, secret, ledger))
-            rows = release_once(rows, once, account)
-            solved = solve_head(classifier_of(model, protect.name), rows, once)
+        protect = plan.protect
+        assert isinstance(protect, RepresentationProtection)
+        if not isinstance(rows, Vectors):
+            remedy = "Vectors are released once, so the encoder must be frozen."
+            raise invalid("train", model.settings.train, f"head or pooler+head for a stored {protect.name}", remedy)
+        owners = parts.corpus.unit_index
+        described = (protect.identity(), secret, owners)
+        run = identity(model, rows, plan.settings, described, plan.rng, parts.start)
+        # Other data under one secret gets other noise. A fixed seed is for repeating, on any processor: there the
+        # last bits of the vectors, which decide `run`, must not decide the noise.
+        source = secret.fork("release", run[:16]) if secret.is_secret else secret.fork("release")
+        once = protect.once(owners, model.width, model.classes, source)
+        account = Account(plan, ledger, secret, release=once, run=spend_name(run, secret, ledger))
+        rows = release_once(rows, once, account)
+        solved = solve_head(classifier_of(model, protect.name), rows, once)
         return cls(model, parts.optimizer, rows, plan, account=account, solved=solved)
+
+    @classmethod
+    def rewritten(cls, parts: Parts, ledger: Ledger, secret: Rng) -> StoredStep:
+        """Return the step of a training run on texts that `rewrite_once` has rewritten."""
+        plan = parts.private
+        assert isinstance(plan.protect, TextProtection)
+        account = Account(plan, ledger, secret, release=plan.protect)
+        return cls(parts.model, parts.optimizer, parts.rows, plan, account=account)
 
     @property
     def per_epoch(self) -> int:

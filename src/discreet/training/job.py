@@ -21,7 +21,7 @@ from discreet.data.corpus import Corpus
 from discreet.models.base import HEAD_NAMES, TextModel
 from discreet.models.encode import ready
 from discreet.models.settings import TrainSettings
-from discreet.protections.base import StepKind, TextProtection
+from discreet.protections.base import StepKind
 from discreet.runs import checkpoint
 from discreet.runs.checkpoint import identity, trained
 from discreet.runs.folder import secret_of
@@ -147,12 +147,12 @@ def open_job(
         if private is not None:
             secret = ready_secret(private, secret, job.workspace)
             ledger = ready_ledger(private, ledger, secret, job.workspace, opened, split, command, recorded=job.recorded)
-            if isinstance(private.protect, TextProtection):
+            if private.protect.step_kind == "rewritten":
                 split = rewrite_once(split, private, ledger, secret)
             private.protect.fit(model, plan.rng.fork("fit"))
             private.protect.begin(model, secret)
         rows = job.encoded
-        if rows is None or (private is not None and private.protect.place == TextProtection.place):
+        if rows is None or (private is not None and private.protect.step_kind == "rewritten"):
             rows = ready(model, split, job.cache, plan.settings.precision, encoding_watch(job.watch))
         optimizer = optimizer or optimizer_for(model, plan.settings)
         parts = Parts(model, optimizer, plan, rows, split, start, job.canaries)
@@ -175,6 +175,7 @@ _STEPS: dict[StepKind, Callable[[Parts, Ledger, Rng], Step]] = {
     "sum": PrivateStep.of,
     "live": HiddenStep.of,
     "stored": StoredStep.of,
+    "rewritten": StoredStep.rewritten,
 }
 
 

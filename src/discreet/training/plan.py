@@ -6,7 +6,6 @@ here. A plan is a printable value: it never holds a secret or an open ledger.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -38,14 +37,12 @@ from discreet.protections.base import (
     Conditions,
     GradientProtection,
     Protection,
-    RepresentationProtection,
-    TextProtection,
     check_protection,
     defaults_of,
     most_rows,
     plain_defaults,
+    protection_of_gradients,
 )
-from discreet.protections.dp_sgd import DPSGD
 from discreet.training.public_text import public_vectors
 
 if TYPE_CHECKING:
@@ -205,7 +202,7 @@ class TrainingPlan:
 
         Guarantee: the training spends at most `budget` for each unit, if there is one.
         """
-        check_protection(protect, "gradient")
+        protect = protection_of_gradients(protect)
         if (units is None) == (population is None):
             remedy = "units is their actual number, which is then public; population is a number chosen in advance."
             raise invalid("units", units, f"set if and only if {setting('population')} is not", remedy)
@@ -217,12 +214,7 @@ class TrainingPlan:
         if whole("batch_size", batch_size) > count:
             remedy = "A batch holds at most all units."
             raise invalid("batch_size", batch_size, f"<= {count:,}, the number of units", remedy)
-        if isinstance(protect, DPSGD) and protect.correlated is not None:
-            remedy = "Correlated noise is implemented for discreet's own training loop; use independent noise here."
-            raise invalid("correlation", protect.correlation, "independent in your own training loop", remedy)
-        if protect.public is not None:
-            remedy = "Train the model on the public text before, and pass it with those weights."
-            raise invalid("public", protect.public, "left out in your own training loop", remedy)
+        protect.check_own_loop()
         sampler = protect.sampler_for(batch_size, count)
         per_epoch = sampler.steps_per_epoch(count)
         if steps is None:
@@ -370,8 +362,7 @@ class PrivatePlan(TrainingPlan):
     @property
     def gradients(self) -> GradientProtection:
         """The protection, of a plan that protects sums of gradients."""
-        assert isinstance(self.protect, GradientProtection)
-        return self.protect
+        return protection_of_gradients(self.protect)
 
     def open_ledger(self, path: Path | None = None) -> Ledger:
         """Open the ledger of the training, at a path or in memory, with its budget."""
@@ -399,29 +390,12 @@ class PrivatePlan(TrainingPlan):
 
         `ledger` is the training's own: it may already contain steps, and may have a budget at which training stops.
         """
-        from discreet.accounting.events import event_to_json
 
-        if isinstance(self.protect, TextProtection):
-            return {event_to_json(self.protect.cost(split)): 1}
-        if isinstance(self.protect, RepresentationProtection):
-            if self.protect.stored:
-                return {}
-            live = self.protect.live(self.rows, model.width, model.classes, Rng.secret(), model.device)
-            per_epoch = self.sampler.steps_per_epoch(self.rows)
-            names = {}
-            for step in range(self.steps):
-                event, name = live.cost(step, step // per_epoch)
-                names[name] = event_to_json(event)
-            return dict(Counter(names.values()))
-        event, _ = self.step_cost(0)
-        spends = self.sampler.spends(self.steps, self.units)
-        last, _ = self.step_cost(self.steps - 1)
-        if event != last:  # every cycle has a cost of its own
-            names = {name: event_to_json(one) for one, name in map(self.step_cost, range(self.steps))}
-            return dict(Counter(names.values()))
-        if ledger.budget is not None:
-            spends = min(spends, ledger.statement.spends + ledger.remaining(event))
-        return {event_to_json(event): spends}
+        spends = self.protect.spends(self, model, split)
+        if ledger.budget is not None and self.protect.samples_units and len(spends) == 1:
+            allowed = ledger.statement.spends + ledger.remaining(self.step_cost(0)[0])
+            spends = {event: min(count, allowed) for event, count in spends.items()}
+        return spends
 
 
 def model_settings(

@@ -25,7 +25,7 @@ from discreet.models.build import build_classifier
 from discreet.models.classifier import ModelSettings
 from discreet.models.encoder import MINILM
 from discreet.models.pairs import SEPARATE, THRESHOLD
-from discreet.protections.base import Protection, RepresentationProtection
+from discreet.protections.base import Protection
 from discreet.training.evaluate import evaluate
 
 
@@ -62,10 +62,9 @@ def public_corpus(protect: Protection | None, private: Corpus, columns: Columns,
     labelled = protect.starts_from_public and private.task.is_labelled
     public = public_text(protect.public, columns, seed, scores=private.task.has_scores, labelled=labelled)
     public = replace(public, splits=("train",) * len(public))
-    guaranteed = not isinstance(protect, RepresentationProtection) or protect.priced
-    rows = [row for row, name in enumerate(private.splits) if name != "train" or not guaranteed]
+    rows = [row for row, name in enumerate(private.splits) if name != "train" or not protect.priced]
     avoided = private.take(rows)
-    if guaranteed:
+    if protect.priced:
         avoided = avoided.renamed(f"{private.name} (held-out rows)")
     kept = without_overlap(public, avoided) if rows else public
     if not len(kept):

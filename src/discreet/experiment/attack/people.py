@@ -29,7 +29,6 @@ from discreet.experiment.attack.request import AttackRequest, Callbacks, Example
 from discreet.experiment.attack.scene import Scene
 from discreet.metrics.intervals import share_interval
 from discreet.models.language_model import LanguageModel
-from discreet.protections.words.swap import WordSwap
 from discreet.releases.description import READS, TEXT, Misfit
 from discreet.releases.protected import attacker_pairs, epsilon_by_adjacency, release_of
 
@@ -388,7 +387,7 @@ def _rewritten(request: AttackRequest, texts: Sequence[str], noise: Rng) -> tupl
     """Return texts as they are released, rewritten by a protection of text."""
     if request.protect is None:
         return TextRelease(tuple(texts)), None
-    if not isinstance(request.protect, WordSwap):
+    if request.protect.place != TextRelease.kind:
         raise Misfit(READS[TEXT], request.protect.name, request.protect.place).error(request.label)
     release = request.protect.release(list(texts), noise.fork("rewrite"))
     return release, release.guarantee

@@ -34,7 +34,6 @@ from discreet.federated.server import SCHEDULE, Schedule
 from discreet.federated.settings import GRADIENTS, Federation
 from discreet.metrics.intervals import clopper_pearson
 from discreet.models.base import TextModel
-from discreet.protections.base import GradientProtection
 from discreet.protections.dp_sgd import DPSGD
 from discreet.releases.description import attacker_inputs, release_facts
 from discreet.runs.checkpoint import trained
@@ -197,7 +196,7 @@ class Recorded(Source):
 
     def noise(self, one: Observed) -> float:
         """Return the public standard deviation of the noise in a recorded gradient."""
-        if not isinstance(self.settings.protect, GradientProtection):
+        if self.settings.protect is None or not self.settings.protect.samples_units:
             return one.rounding
         variance, total = 0.0, sum(self.schedule.sizes[client] for client in one.clients)
         for client in one.clients:
