@@ -47,7 +47,6 @@ def speed(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def cost(options: argparse.Namespace) -> dict[str, Any]:
-    from discreet.accounting.composition import advanced_composition
     from discreet.accounting.events import MetricDpEvent, SelfComposedDpEvent
     from discreet.accounting.interpret import epsilon
 
@@ -58,13 +57,22 @@ def cost(options: argparse.Namespace) -> dict[str, Any]:
             event = SelfComposedDpEvent(MetricDpEvent(price, "share", 1.0), steps)
             found[f"{price:g} x {steps}"] = {
                 "paper, equation 10": published,
-                "advanced": advanced_composition(price, 0.0, steps, DELTA)[0],
+                "advanced": advanced_composition(price, steps),
                 "best": epsilon(event, DELTA, "replace-one"),
                 "released once": price,
             }
     if options.figure:
         options.figure.write_text(figure(found), encoding="utf-8")
     return found
+
+
+def advanced_composition(price: float, steps: int) -> float:
+    """Return the epsilon of `steps` releases by advanced composition, or by basic composition if that is smaller.
+
+    Paper: Dwork, Rothblum and Vadhan 2010; the constant is that of Kairouz, Oh and Viswanath 2015, theorem 3.4.
+    """
+    advanced = steps * price * math.tanh(price / 2) + price * math.sqrt(2 * steps * math.log(1 / DELTA))
+    return min(advanced, steps * price)
 
 
 def figure(found: dict[str, dict[str, float]], price: str = "1") -> str:
