@@ -157,10 +157,6 @@ def cases() -> dict[str, Case]:
         book[f"Gaussian, {d} coordinates"] = Case(
             gaussian, halved(gaussian, std=gaussian.std / 2), np.zeros(d), shift, gaussian_loss
         )
-    classical = Gaussian.classical(0.9, 1e-3, sensitivity=1.0)
-    book["Gaussian, classical"] = Case(
-        classical, halved(classical, std=classical.std / 2), np.zeros(1), np.ones(1), gaussian_loss, epsilon=0.9
-    )
     for d, kappa in ((2, 0.5), (3, 0.5), (3, 0.75), (24, 1.5)):
         vmf = VonMisesFisher(kappa, d)
         book[f"von Mises-Fisher, d = {d}, kappa = {kappa}"] = Case(
