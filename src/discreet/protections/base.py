@@ -119,7 +119,6 @@ class Protection(ABC):
     default_part: ClassVar[str] = "all"  # what is trained by default: head, or all
     default_head: ClassVar[str] = "linear"
     default_pair_head: ClassVar[str] = "linear"  # for pairs that are read separately
-    has_sides: ClassVar[bool] = False  # whether a finished model is split into a client and a server side
     learns_little: ClassVar[bool] = False  # whether only the head is trained by default when there are few units
     needs_classifier: ClassVar[bool] = False  # whether it protects the sentence vectors of a classifier
     samples_units: ClassVar[bool] = False  # whether batches are samples of units, not of rows

@@ -108,7 +108,6 @@ class LocalPrivacy(Protection):
     place: ClassVar[Place] = "representation"
     adjacency: ClassVar[Adjacency] = Adjacency.REPLACE_ONE
     default_part: ClassVar[str] = "head"
-    has_sides: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Reject settings outside their range, and settings that contradict each other."""
