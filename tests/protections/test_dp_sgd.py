@@ -56,7 +56,8 @@ def test_a_budget_is_kept_and_not_wasted() -> None:
 
 def test_an_attack_bound_is_kept_and_not_wasted() -> None:
     event = _training(0.05, 200)
-    found = DPSGD.for_risk(0.05, 0.01, sampling_rate=0.05, steps=200).noise_multiplier
+    asked = DPSGD(true_positive_rate=0.05, false_positive_rate=0.01)
+    found = asked.resolve(Conditions(None, 1000, 1000, 50, 200, 10.0, 1e-5)).noise
     assert most_true_positives(event(found), 0.01) <= 0.05
     assert most_true_positives(event(0.99 * found), 0.01) > 0.05
 

@@ -151,7 +151,10 @@ class DPSGD(GradientProtection):
     def resolve(self, conditions: Conditions) -> DPSGD:
         """Return the protection with its noise: the one that was set, or the largest that a target needs."""
         if self.noise_multiplier is not None:
-            return self.without_budget()
+            return self.with_noise(self.noise_multiplier)  # without its budget, which the plan keeps
+        from discreet.accounting.calibrate import least_noise
+        from discreet.accounting.risk import least_noise_for_risk
+
         sampler = conditions.sampler or self.sampler_for(conditions.batch_size, conditions.units)
         self._check_groups(sampler)
 
@@ -160,17 +163,21 @@ class DPSGD(GradientProtection):
 
         noises = []
         if self.epsilon is not None:
-            noises.append(_noise_for_budget(training, self.epsilon, conditions.delta, Adjacency.ZERO_OUT))
+            noises.append(
+                least_noise(training, epsilon=self.epsilon, delta=conditions.delta, adjacency=Adjacency.ZERO_OUT)
+            )
         if self.true_positive_rate is not None:
-            rates = self.true_positive_rate, self.false_positive_rate
-            noises.append(_noise_for_risk(training, *rates, Adjacency.ZERO_OUT))
+            noises.append(
+                least_noise_for_risk(
+                    training,
+                    true_positive_rate=self.true_positive_rate,
+                    false_positive_rate=self.false_positive_rate,
+                    adjacency=Adjacency.ZERO_OUT,
+                )
+            )
         return self.with_noise(max(noises))
 
-    def without_budget(self) -> DPSGD:
-        """Return the same protection without its budget, which the plan keeps."""
-        return self.with_noise(self.noise_multiplier)
-
-    def with_noise(self, noise_multiplier: float | None) -> DPSGD:
+    def with_noise(self, noise_multiplier: float) -> DPSGD:
         """Return the same method with this noise and without a budget."""
         return DPSGD(
             noise_multiplier,
@@ -310,24 +317,11 @@ class DPSGD(GradientProtection):
 
         It keeps the budget, so that a training run with more steps or larger batches stops there.
         """
-        noise = _noise_for_budget(_training(sampling_rate, steps), epsilon, delta, adjacency)
-        return cls(noise, clip_norm, clipping, epsilon, delta)
+        from discreet.accounting.calibrate import least_noise
 
-    @classmethod
-    def for_risk(
-        cls,
-        true_positive_rate: float,
-        false_positive_rate: float,
-        *,
-        sampling_rate: float,
-        steps: int,
-        clip_norm: float = 0.1,
-        clipping: str = "flat",
-        adjacency: Adjacency | str = Adjacency.ZERO_OUT,
-    ) -> DPSGD:
-        """Return the protection with the least noise under which no membership attack exceeds these rates."""
-        noise = _noise_for_risk(_training(sampling_rate, steps), true_positive_rate, false_positive_rate, adjacency)
-        return cls(noise, clip_norm, clipping)
+        positive("epsilon", epsilon, "It is the budget of the whole training.")
+        noise = least_noise(_training(sampling_rate, steps), epsilon=epsilon, delta=delta, adjacency=adjacency)
+        return cls(noise, clip_norm, clipping, epsilon, delta)
 
     @property
     def event(self) -> DpEvent:
@@ -382,31 +376,6 @@ def _sum_event(noise: float) -> DpEvent:
     from discreet.accounting.events import ClippedSumDpEvent
 
     return ClippedSumDpEvent(noise)
-
-
-def _noise_for_budget(
-    training: Callable[[float], DpEvent], epsilon: float, delta: float, adjacency: Adjacency | str
-) -> float:
-    from discreet.accounting.calibrate import least_noise
-
-    positive("epsilon", epsilon, "It is the budget of the whole training.")
-    return least_noise(training, epsilon=epsilon, delta=delta, adjacency=adjacency)
-
-
-def _noise_for_risk(
-    training: Callable[[float], DpEvent],
-    true_positive_rate: float,
-    false_positive_rate: float,
-    adjacency: Adjacency | str,
-) -> float:
-    from discreet.accounting.risk import least_noise_for_risk
-
-    return least_noise_for_risk(
-        training,
-        true_positive_rate=true_positive_rate,
-        false_positive_rate=false_positive_rate,
-        adjacency=adjacency,
-    )
 
 
 def _training(sampling_rate: float, steps: int) -> Callable[[float], DpEvent]:
