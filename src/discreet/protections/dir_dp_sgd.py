@@ -258,15 +258,11 @@ class DirDPSGD(GradientProtection):
 def _largest_kappa(blocks: tuple[Block, ...], epsilon: float, conditions: Conditions) -> float:
     """Return the largest kappa with which all steps of a training run together cost at most epsilon."""
     from discreet.accounting.calibrate import largest_rate
-    from discreet.accounting.events import SelfComposedDpEvent
-    from discreet.data.samplers import FixedSize
-
-    size = min(conditions.batch_size, conditions.units)
 
     def training(kappa: float) -> DpEvent:
-        step = DirDPSGD(kappa, blocks).event
-        sampled = step if size == conditions.units else FixedSize(size).amplify(step, conditions.units, "each")
-        return sampled if conditions.steps == 1 else SelfComposedDpEvent(sampled, conditions.steps)
+        protect = DirDPSGD(kappa, blocks)
+        sampler = protect.sampler_for(conditions.batch_size, conditions.units)
+        return protect.training_cost(sampler, conditions.steps, conditions.units)
 
     return largest_rate(
         training,
