@@ -10,7 +10,7 @@ from discreet.core.guarantee import Adjacency
 
 
 def cost(**changes: object) -> InstanceEncodingCost:
-    settings: dict[str, object] = {"clip_norm": 1.0, "load": Load.worst(1), "dimension": 768, **changes}
+    settings: dict[str, object] = {"clip_norm": 1.0, "load": Load(1.0, 1.0), "dimension": 768, **changes}
     return InstanceEncodingCost(**settings)  # type: ignore[arg-type]
 
 
@@ -21,16 +21,15 @@ def test_sound_noise_keeps_the_budget_over_all_outputs(noise: str) -> None:
     table = np.zeros((50, 20))
     for row, w in zip(table, weights, strict=True):
         row[rng.choice(20, 4, replace=False)] = w
-    made = cost(load=Load.of(table), noise=noise)
+    made = cost(load=Load(float((table**2).sum(axis=0).max()), float(table.sum(axis=0).max())), noise=noise)
     scale = made.scale(2.0, 1e-5)
     assert epsilon(made.event(scale), 1e-5, Adjacency.REPLACE_ONE) <= 2.0 + 1e-9
 
 
 def test_two_outputs_cost_what_a_double_release_does() -> None:
-    once, twice = cost(), cost(load=Load.of([[1.0], [1.0]]))
+    once, twice = cost(), cost(load=Load(2.0, 2.0))
     assert twice.sensitivity == pytest.approx(math.sqrt(2) * once.sensitivity)
-    assert cost(noise="laplace", load=Load.worst(2)).sensitivity == pytest.approx(4 * math.sqrt(768))
-    assert Load.of([[-0.5, 0.5]]) == Load(0.25, 0.5)  # a negative weight moves as far
+    assert cost(noise="laplace", load=Load(2.0, 2.0)).sensitivity == pytest.approx(4 * math.sqrt(768))
 
 
 def test_bad_settings_are_refused() -> None:

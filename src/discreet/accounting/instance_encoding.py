@@ -16,9 +16,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
-
 from discreet.accounting.events import DpEvent, EpsilonDeltaDpEvent, GaussianDpEvent, LaplaceDpEvent
 from discreet.accounting.gdp import gaussian_noise
 from discreet.core.errors import invalid, one_of, open_probability, positive, whole
@@ -29,11 +26,7 @@ CALIBRATIONS = ("sound", "paper", "paper-printed")
 
 @dataclass(frozen=True)
 class Load:
-    """The largest sum of squared weights and of weights of one record over all outputs.
-
-    >>> Load.of([[0.5, 0.5, 0.0], [0.0, 0.25, 0.75]])
-    Load(squares=0.5625, total=0.75)
-    """
+    """The largest sum of squared weights and of weights of one record over all outputs."""
 
     squares: float
     total: float
@@ -43,17 +36,6 @@ class Load:
         positive("squares", self.squares)
         positive("total", self.total)
 
-    @classmethod
-    def of(cls, weights: npt.ArrayLike) -> Load:
-        """Return the load of weights with one row per output and one column per record."""
-        table = np.abs(np.atleast_2d(np.asarray(weights, dtype=np.float64)))
-        return cls(float((table**2).sum(axis=0).max()), float(table.sum(axis=0).max()))
-
-    @classmethod
-    def worst(cls, outputs: int) -> Load:
-        """Return the load of a record that enters this many outputs with any weight up to 1."""
-        return cls(float(whole("outputs", outputs)), float(outputs))
-
 
 @dataclass(frozen=True)
 class InstanceEncodingCost:
@@ -62,7 +44,7 @@ class InstanceEncodingCost:
     `noise` is gaussian (scale: standard deviation), laplace (per coordinate) or l2-laplace (uniform direction, radius
     Gamma(d, scale)).
 
-    >>> once = InstanceEncodingCost(clip_norm=1.0, load=Load.worst(1), dimension=768)
+    >>> once = InstanceEncodingCost(clip_norm=1.0, load=Load(1.0, 1.0), dimension=768)
     >>> round(once.scale(epsilon=4.0, delta=1e-5), 2)
     2.16
     """
