@@ -16,13 +16,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scipy.special import betaincinv, gammaln
+from scipy.special import betaincinv, gammaln, hyp0f1
 
 import discreet.mechanisms
 from discreet import Adjacency, Rng
 from discreet.accounting.losses import curve_of
 from discreet.mechanisms import word_metric
-from discreet.mechanisms.cosines import log_mean_exp
 from discreet.mechanisms.discrete import DiscreteGaussian, DiscreteLaplace
 from discreet.mechanisms.gaussian import Gaussian
 from discreet.mechanisms.laplace import L2Laplace, Laplace
@@ -73,7 +72,7 @@ def on_grid(loss: Loss) -> Loss:
 
 
 def vmf_loss(m: Any, z: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    constant = log_mean_exp(m.kappa, m.dimension)
+    constant = math.log(hyp0f1(m.dimension / 2, m.kappa**2 / 4))
 
     def above_uniform(x: np.ndarray) -> np.ndarray:
         length = np.linalg.norm(x)

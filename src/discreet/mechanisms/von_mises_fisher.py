@@ -103,4 +103,6 @@ class VonMisesFisher:
     @property
     def log_normaliser(self) -> float:
         """The log of the normalizing constant C of the density C exp(kappa <u, y>)."""
-        return -cosines.log_mean_exp(self.kappa, self.dimension) - cosines.log_sphere_area(self.dimension)
+        from discreet.accounting.von_mises_fisher import log_mean
+
+        return -log_mean(self.kappa, self.dimension) - cosines.log_sphere_area(self.dimension)
