@@ -122,6 +122,8 @@ class Protection(ABC):
     learns_little: ClassVar[bool] = False  # whether only the head is trained by default when there are few units
     needs_classifier: ClassVar[bool] = False  # whether it protects the sentence vectors of a classifier
     samples_units: ClassVar[bool] = False  # whether batches are samples of units, not of rows
+    visible: ClassVar[Visible] = "each"  # the noisy sum of a batch, or each noisy text or vector in it
+    priced: ClassVar[bool] = True  # whether it has a finite privacy cost; if not, nothing is guaranteed
 
     @property
     @abstractmethod
@@ -159,11 +161,6 @@ class Protection(ABC):
         return False
 
     @property
-    def visible(self) -> Visible:
-        """Whether an observer sees only the noisy sum of a batch, or each noisy text or vector in it."""
-        return "each"
-
-    @property
     def protects_labels(self) -> bool:
         """Whether its guarantee covers the labels too; if not, they are declared public."""
         return True
@@ -187,11 +184,6 @@ class Protection(ABC):
     def trains_parts(self) -> bool:
         """Whether some of the parameters can be trained first, at the same cost."""
         return False
-
-    @property
-    def priced(self) -> bool:
-        """Whether it has a finite privacy cost; if not, nothing is guaranteed."""
-        return True
 
     @property
     def needs_public(self) -> bool:
@@ -325,17 +317,13 @@ class GradientProtection(Protection):
 
     place: ClassVar[Place] = "gradient"
     samples_units: ClassVar[bool] = True
+    step_kind: ClassVar[StepKind] = "sum"
     draws_to_gather: ClassVar[bool] = False  # whether `gather` draws random numbers, which a CUDA graph would repeat
 
     @property
     def starts_from_public(self) -> bool:
         """Whether the model is first trained on public text, as it is if there is some."""
         return self.public is not None
-
-    @property
-    def step_kind(self) -> StepKind:
-        """It is applied to the sum of every step."""
-        return "sum"
 
     @property
     @abstractmethod
@@ -387,16 +375,8 @@ class TextProtection(Protection):
     """A protection of text: rewrite the train split first; ordinary training on it is post-processing."""
 
     place: ClassVar[Place] = "text"
-
-    @property
-    def stored(self) -> bool:
-        """Yes: texts are rewritten once."""
-        return True
-
-    @property
-    def protects_labels(self) -> bool:
-        """No: only texts are rewritten."""
-        return False
+    stored: ClassVar[bool] = True  # texts are rewritten once
+    protects_labels: ClassVar[bool] = False  # only texts are rewritten
 
     @abstractmethod
     def cost(self, corpus: Any) -> DpEvent:

@@ -82,6 +82,8 @@ class DirDPSGD(GradientProtection):
     epsilon: float | None = option_field(None, "Privacy budget of one unit for the whole run.", "Budget")
     delta: float | None = field(default=None, metadata=DELTA)
     name: ClassVar[str] = "dir-dp-sgd"
+    visible: ClassVar[Visible] = "each"  # each direction is noisy by itself; their sum is post-processing
+    adjacency: ClassVar[Adjacency] = Adjacency.REPLACE_ONE
     draws_to_gather: ClassVar[bool] = True
     learns_little: ClassVar[bool] = True
 
@@ -156,16 +158,6 @@ class DirDPSGD(GradientProtection):
 
         events = [VonMisesFisher(self.concentration, block.dimension).event for block in self.blocks]
         return events[0] if len(events) == 1 else ComposedDpEvent(events)
-
-    @property
-    def visible(self) -> Visible:
-        """Each direction is noisy by itself; their sum is post-processing."""
-        return "each"
-
-    @property
-    def adjacency(self) -> Adjacency:
-        """A unit is replaced by any other."""
-        return Adjacency.REPLACE_ONE
 
     @property
     def signal_norm(self) -> float:

@@ -114,6 +114,9 @@ class DPSGD(GradientProtection):
         None, "Public text with the same labels, a corpus or file: train on it first, without noise.", "Method"
     )
     name: ClassVar[str] = "dp-sgd"
+    visible: ClassVar[Visible] = "sum"
+    # The rows of a unit are emptied: the number of units is public, unless a population is set instead.
+    adjacency: ClassVar[Adjacency] = Adjacency.ZERO_OUT
     learns_little: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -334,16 +337,6 @@ class DPSGD(GradientProtection):
         if self.noise == 0:
             return NoGuaranteeDpEvent("no noise was added")
         return _sum_event(self.noise / (1.0 if self.correlated is None else self.correlated.column_norm))
-
-    @property
-    def visible(self) -> Visible:
-        """Only the noisy sum of a batch is visible."""
-        return "sum"
-
-    @property
-    def adjacency(self) -> Adjacency:
-        """The rows of a unit are emptied: the number of units is public, unless a population is set instead."""
-        return Adjacency.ZERO_OUT
 
     @property
     def clip(self) -> Clip:

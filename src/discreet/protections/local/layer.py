@@ -52,6 +52,7 @@ class LDPLayer:
     strength: float
     clip_norm: float = 1.0
     name: ClassVar[str] = "ldp"
+    adjacency: ClassVar[Adjacency] = Adjacency.REPLACE_ONE  # the server sees that a vector was sent
 
     def __post_init__(self) -> None:
         """Reject unknown mechanisms and settings outside their range."""
@@ -105,11 +106,6 @@ class LDPLayer:
     def event(self) -> DpEvent:
         """Privacy event of one vector that is replaced by any other."""
         return self.noise.event
-
-    @property
-    def adjacency(self) -> Adjacency:
-        """A vector is replaced by any other: the server sees that one was sent."""
-        return Adjacency.REPLACE_ONE
 
     @property
     def variance(self) -> float:

@@ -92,6 +92,7 @@ class WordSwap(TextProtection):
     unknown: str = "pieces"
     rewrites_queries: bool = True
     list_fingerprint: str = field(default="", init=False)  # part of the identity that names a release
+    adjacency: ClassVar[Adjacency] = Adjacency.REPLACE_ONE  # a word, or a text, is replaced by another
 
     def __post_init__(self) -> None:
         """Reject settings outside their range, unknown names, and `santext+` without sensitive words."""
@@ -123,11 +124,6 @@ class WordSwap(TextProtection):
         if self.sensitive is not None:
             names += ["sample_others", "list_fingerprint"]
         return {name: getattr(self, name) for name in names}
-
-    @property
-    def adjacency(self) -> Adjacency:
-        """A word, or a text, is replaced by another."""
-        return Adjacency.REPLACE_ONE
 
     @property
     def event(self) -> DpEvent:
