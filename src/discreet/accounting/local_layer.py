@@ -151,11 +151,6 @@ class LocalLayerCost:
         """How often a vector is sent, and the pool it is sampled from."""
         return Sending(self.population, self.drawn, self.steps, self.decoys, self.sampling)
 
-    @property
-    def pool(self) -> int:
-        """The number of vectors that can be sampled, including decoys."""
-        return self.population + self.decoys
-
     def vector(self, noise_std: float) -> DpEvent:
         """Return the event of one clipped vector with noise, under replace-one."""
         return GaussianDpEvent(positive("noise_std", noise_std) / (2 * self.clip_norm))
@@ -240,4 +235,5 @@ class LocalLayerCost:
     @property
     def _paper_rate(self) -> float:
         """The rate in the paper: probability times fraction of true queries, although decoys do not change the rate."""
-        return self.drawn / self.pool * (self.population / self.pool if self.decoys else 1.0)
+        pool = self.sending.pool
+        return self.drawn / pool * (self.population / pool if self.decoys else 1.0)

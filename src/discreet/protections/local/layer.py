@@ -82,7 +82,7 @@ class LDPLayer:
         open_probability("delta", delta)
         sending = sending or Sending(population=1)
         if mechanism == "gaussian":
-            cost = layer_cost(clip_norm, sending, calibration)
+            cost = LocalLayerCost(clip_norm, **vars(sending), calibration=calibration)
             return cls(mechanism, dimension, cost.noise_std(epsilon, delta), clip_norm)
         if calibration != "sound":
             raise invalid("calibration", calibration, "sound for unit vectors", "The paper has Gaussian noise only.")
@@ -132,10 +132,3 @@ class LDPLayer:
         """Return one release for each row, (rows, dimension)."""
         noise, bounded = self.noise, self.bounded(vectors)
         return noise.estimate(bounded, rng) if isinstance(noise, VonMisesFisher) else noise(bounded, rng)
-
-
-def layer_cost(clip_norm: float, sending: Sending, calibration: str = "sound") -> LocalLayerCost:
-    """Return the cost of Gaussian noise on vectors that are sent as `sending` describes."""
-    return LocalLayerCost(
-        clip_norm, sending.population, sending.drawn, sending.steps, sending.decoys, sending.sampling, calibration
-    )

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from discreet.accounting.calibrate import largest_rate, least_noise
 from discreet.accounting.events import ComposedDpEvent, GaussianDpEvent, LocalDpEvent, SelfComposedDpEvent
-from discreet.accounting.local_layer import CALIBRATIONS, SAMPLINGS, Sending
+from discreet.accounting.local_layer import CALIBRATIONS, SAMPLINGS, LocalLayerCost, Sending
 from discreet.core.errors import (
     DataError,
     Message,
@@ -33,7 +33,7 @@ from discreet.core.settings import option_field
 from discreet.models.classifier import classifier_of
 from discreet.protections.base import DELTA, Conditions, Place, Position, Protection
 from discreet.protections.local.decoys import Decoys
-from discreet.protections.local.layer import LEAST_DIMENSION, MECHANISMS, LDPLayer, layer_cost
+from discreet.protections.local.layer import LEAST_DIMENSION, MECHANISMS, LDPLayer
 from discreet.protections.local.projection import Projection, labelled, principal, whole_space
 from discreet.protections.local.release import LocalLayer, shape_model
 
@@ -204,7 +204,7 @@ class LocalPrivacy(Protection):
         inference = self._queries(dimension, classifier_of(conditions.model, self.name), conditions.delta)
         claimed = None
         if self.calibration != "sound":
-            cost = layer_cost(self.clip_norm, sending, self.calibration)
+            cost = LocalLayerCost(self.clip_norm, **vars(sending), calibration=self.calibration)
             claimed = cost.guarantee(training.strength, delta=conditions.delta)
         bounded = training.bounded(projection(public))
         return LocalLayer(
