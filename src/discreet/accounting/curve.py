@@ -333,7 +333,7 @@ def poisson(curve: Curve, rate: float) -> Curve:
         safe = np.maximum(rest, 1e-300)
         return np.where(rest > 0, safe * base_absent(np.log(rate) + np.minimum(eps, 30.0) - np.log(safe)), 0.0)
 
-    return Curve(present, _sampled_high(curve.high, rate), absent, -math.log1p(-rate), 4 * rate * curve.rounding)
+    return Curve(present, sampled_loss(curve.high, rate), absent, -math.log1p(-rate), 4 * rate * curve.rounding)
 
 
 def truncated_poisson(mu: float, rate: float, size: int, population: int) -> Curve:
@@ -369,7 +369,8 @@ def truncated_poisson(mu: float, rate: float, size: int, population: int) -> Cur
     return Curve(dual(forward, backward), max(usual.high, crowded.high), dual(backward, forward), low, crowded.rounding)
 
 
-def _sampled_high(high: float, rate: float) -> float:
+def sampled_loss(high: float, rate: float) -> float:
+    """Return the largest loss under sampling at a rate, from that without sampling; infinity if that is infinite."""
     return math.log1p(rate * math.expm1(high)) if high < 30 else high + math.log(rate + (1 - rate) * math.exp(-high))
 
 
@@ -394,7 +395,7 @@ def fixed_size(replaced: Curve, rate: float) -> Curve:
         return rate * (present(inner) if absent is None else np.maximum(present(inner), absent(inner)))
 
     high = max(replaced.high, replaced.high_absent or 0.0)
-    return Curve(mirrored(half), _sampled_high(high, rate), rounding=4 * rate * replaced.rounding)
+    return Curve(mirrored(half), sampled_loss(high, rate), rounding=4 * rate * replaced.rounding)
 
 
 def fixed_size_zeroed(zeroed: Curve, replaced: Curve, rate: float) -> Curve:
@@ -417,7 +418,7 @@ def fixed_size_zeroed(zeroed: Curve, replaced: Curve, rate: float) -> Curve:
     def backward(eps: Array) -> Array:
         return rate * absent(_inner(eps, rate))
 
-    high, low = _sampled_high(max(replaced.high, zeroed.high), rate), _sampled_high(high_absent, rate)
+    high, low = sampled_loss(max(replaced.high, zeroed.high), rate), sampled_loss(high_absent, rate)
     reach = max(high, low)
     return Curve(convex(dual(forward, backward), reach), high, convex(dual(backward, forward), reach), low)
 

@@ -26,7 +26,7 @@ from functools import cached_property
 from dp_accounting.rdp.rdp_privacy_accountant import compute_epsilon
 
 from discreet.accounting import von_mises_fisher as vmf
-from discreet.accounting.curve import Array
+from discreet.accounting.curve import Array, sampled_loss
 from discreet.accounting.events import (
     ClippedSumDpEvent,
     DiscreteLaplaceDpEvent,
@@ -291,12 +291,7 @@ def _largest_loss(use: DpEvent, adjacency: Adjacency) -> float:
 def _sampled_loss(event: DpEvent, rate: float, adjacency: Adjacency) -> float:
     if isinstance(event, VisibleVectorsDpEvent):
         rate, event = 1.0, event.event  # the number of visible vectors varies; all of them may be sent
-    inner = pure_epsilon(decompose(event, adjacency), adjacency)
-    if not math.isfinite(inner):
-        return math.inf
-    if inner < 30:
-        return math.log1p(rate * math.expm1(inner))
-    return inner + math.log(rate + (1 - rate) * math.exp(-inner))
+    return sampled_loss(pure_epsilon(decompose(event, adjacency), adjacency), rate)
 
 
 _MANY = 1_000_000  # the grid is wide enough for this many steps
