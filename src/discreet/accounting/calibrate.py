@@ -17,6 +17,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from discreet.accounting import ledger_file
 from discreet.accounting.events import (
     ClippedSumDpEvent,
     ComposedDpEvent,
@@ -134,18 +135,7 @@ def most_steps(
     7
     """
     meter = Meter(step, delta, Adjacency(adjacency), accountant)
-    if meter.epsilon(1) > positive("epsilon", epsilon):
-        return 0
-    good, bad = 1, 2
-    while meter.epsilon(bad) <= epsilon:
-        good, bad = bad, bad * 4
-        if good >= limit:
-            return limit
-    while bad - good > 1:
-        middle = int(math.sqrt(good * bad)) if bad > 2 * good else (good + bad) // 2
-        middle = min(max(middle, good + 1), bad - 1)
-        good, bad = (middle, bad) if meter.epsilon(middle) <= epsilon else (good, middle)
-    return good
+    return ledger_file.most(meter.epsilon, positive("epsilon", epsilon), limit)
 
 
 def largest_rate(
