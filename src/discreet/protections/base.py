@@ -395,7 +395,21 @@ class TextProtection(Protection):
         return self.rewrite(corpus, rng) if self.rewrites_queries else corpus
 
 
-class Once(ABC):
+class _Applied(ABC):
+    """A protection of vectors in one training run, with its secret values, which its repr does not show."""
+
+    protect: RepresentationProtection
+
+    def stated(self, guarantee: Guarantee) -> Guarantee:
+        """Return the guarantee with the assumptions and caveats of the protection added."""
+        return self.protect.stated(guarantee)
+
+    def __repr__(self) -> str:
+        """Return the settings without any secret."""
+        return f"{type(self).__name__}({self.protect})"
+
+
+class Once(_Applied):
     """One release of all vectors, whose cost is known before its noise is used.
 
     `partners` are the rows mixed into each released vector and `weights` their weights, as ground truth for attacks;
@@ -421,10 +435,6 @@ class Once(ABC):
         """Public probability that a label is the true one."""
 
     @abstractmethod
-    def stated(self, guarantee: Guarantee) -> Guarantee:
-        """Return the guarantee with the assumptions and caveats of this release added."""
-
-    @abstractmethod
     def send(self, vectors: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Return what leaves: vectors, and labels (numbers, or class probabilities) or scores."""
 
@@ -433,7 +443,7 @@ class Once(ABC):
         return self.send(vectors, targets)
 
 
-class Live(ABC):
+class Live(_Applied):
     """Protection of the vectors of every step, inside the loss, while the encoder may be trained.
 
     Random values are sampled outside (`draw`) and passed in as tensors whose shapes depend on the number of rows alone,
@@ -446,10 +456,6 @@ class Live(ABC):
 
         `size` is the number of sampled rows, for noise that depends on it.
         """
-
-    def stated(self, guarantee: Guarantee) -> Guarantee:
-        """Return the guarantee with the assumptions and caveats of this protection added."""
-        return guarantee
 
     @abstractmethod
     def draw(self, rows: Rows, shape: tuple[int, ...], step: int, epoch: int) -> dict[str, Tensor]:
@@ -502,6 +508,10 @@ class RepresentationProtection(Protection):
     def seen(self, vectors: Tensor) -> Tensor:
         """Return vectors in the coordinates of the release, before mixing and noise."""
         return vectors
+
+    def stated(self, guarantee: Guarantee) -> Guarantee:
+        """Return the guarantee with the assumptions, caveats or reason of this protection added."""
+        return guarantee
 
     @abstractmethod
     def once(self, owners: Rows, width: int, classes: int, secret: Rng) -> Once:

@@ -283,10 +283,6 @@ class Hidden(Live):
                 del self.order[old]
         return self.order[epoch]
 
-    def __repr__(self) -> str:
-        """Return the settings without any secret."""
-        return f"Hidden({self.protect})"
-
 
 def signs(count: int, width: int, secret: Rng) -> Tensor:
     """Return uniformly random vectors of -1 and 1, from the bits of a source of randomness."""

@@ -293,10 +293,6 @@ class SentAgain(Live):
         layer = self.protect.training
         return layer.strength * size / self.protect.sending.drawn if self.protect.dynamic else layer.strength
 
-    def stated(self, guarantee: Guarantee) -> Guarantee:
-        """Return the guarantee with its assumptions and caveats."""
-        return self.protect.stated(guarantee)
-
     def draw(self, rows: Rows, shape: tuple[int, ...], step: int, epoch: int) -> dict[str, Tensor]:
         """Return the noise of a step, and the shifts of the labels."""
         layer, secret = self.protect.training, self.secret.fork("noise", step)
