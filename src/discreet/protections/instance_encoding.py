@@ -14,12 +14,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from discreet.accounting.events import ComposedDpEvent, DpEvent, SelfComposedDpEvent
 from discreet.accounting.instance_encoding import CALIBRATIONS, InstanceEncodingCost, Load
 from discreet.core.errors import DataError, SettingError, UnsupportedError, invalid, one_of, positive, setting, whole
 from discreet.core.guarantee import Adjacency, Caveat, Guarantee, in_digits
@@ -47,10 +48,6 @@ from discreet.protections.base import (
 )
 from discreet.protections.local.projection import Projection, labelled, principal
 from discreet.protections.texthide import Floats, capped, mixtures
-
-if TYPE_CHECKING:
-    from dp_accounting.dp_event import DpEvent
-
 
 # Name of the mechanism -> name of its noise in `accounting`.
 MECHANISMS = {"gaussian": "gaussian", "laplace": "laplace", "laplace-l2": "l2-laplace"}
@@ -239,8 +236,6 @@ class InstanceEncoding(RepresentationProtection):
 
     def with_labels(self, vectors: DpEvent, classes: int, uses: int) -> DpEvent:
         """Return the event of vectors together with the labels of a unit with `uses` rows, if these are noisy."""
-        from discreet.accounting.events import ComposedDpEvent, SelfComposedDpEvent
-
         if self.labels == "public":
             return vectors
         return ComposedDpEvent([vectors, SelfComposedDpEvent(self.response(classes, uses).event, uses)])

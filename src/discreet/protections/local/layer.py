@@ -8,23 +8,19 @@ PrivUnit and von Mises–Fisher noise on directions in few dimensions are availa
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from discreet.accounting.events import DpEvent
 from discreet.accounting.local_layer import LocalLayerCost, Sending
 from discreet.core.errors import DataError, invalid, one_of, open_probability, positive, whole
 from discreet.core.guarantee import Adjacency
+from discreet.core.randomness import Rng
 from discreet.mechanisms.gaussian import Gaussian
 from discreet.mechanisms.priv_unit import PrivUnit
 from discreet.mechanisms.von_mises_fisher import VonMisesFisher
-
-if TYPE_CHECKING:
-    from dp_accounting.dp_event import DpEvent
-
-    from discreet.core.randomness import Rng
-
 
 MECHANISMS = ("gaussian", "vmf", "privunit")
 LEAST_DIMENSION = 8  # a narrower release would hold little but the label

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from discreet.accounting.calibrate import largest_rate, least_noise
-from discreet.accounting.events import ComposedDpEvent, GaussianDpEvent, LocalDpEvent, SelfComposedDpEvent
+from discreet.accounting.events import ComposedDpEvent, DpEvent, GaussianDpEvent, LocalDpEvent, SelfComposedDpEvent
 from discreet.accounting.local_layer import CALIBRATIONS, SAMPLINGS, LocalLayerCost, Sending
 from discreet.core.errors import (
     DataError,
@@ -38,8 +38,6 @@ from discreet.protections.local.projection import Projection, labelled, principa
 from discreet.protections.local.release import LocalLayer, shape_model
 
 if TYPE_CHECKING:
-    from dp_accounting.dp_event import DpEvent
-
     from discreet.models.base import TextModel
     from discreet.models.classifier import Classifier
 

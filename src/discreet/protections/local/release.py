@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from discreet.accounting.events import ComposedDpEvent, NoOpDpEvent, SelfComposedDpEvent
+from discreet.accounting.events import ComposedDpEvent, DpEvent, NoOpDpEvent, SelfComposedDpEvent
 from discreet.accounting.interpret import epsilon as epsilon_of
 from discreet.accounting.local_layer import Sending
 from discreet.core.errors import invalid
@@ -33,8 +33,6 @@ from discreet.protections.local.projection import Projection
 from discreet.protections.local.query import LocalQuery, TokenQuery, clip_states
 
 if TYPE_CHECKING:
-    from dp_accounting.dp_event import DpEvent
-
     from discreet.models.classifier import Classifier
 
 
