@@ -52,11 +52,6 @@ class Curve:
     high_absent: float | None = None
     rounding: float = _ROUNDOFF
 
-    @property
-    def symmetric(self) -> bool:
-        """Whether both directions are equal."""
-        return self.absent is None
-
     def delta(self, epsilon: float) -> float:
         """Return the delta that holds in both directions."""
         point = np.array([epsilon], dtype=np.float64)

@@ -77,11 +77,6 @@ class Conditions:
     most_rows: int = 1
     sampler: Sampler | None = None
 
-    @property
-    def sampling_rate(self) -> float:
-        """Expected fraction of the units in a batch."""
-        return self.batch_size / self.units
-
 
 @dataclass(frozen=True)
 class TrainDefaults:
