@@ -23,13 +23,13 @@ from discreet.core.errors import UnsupportedError, invalid, open_probability, po
 from discreet.core.guarantee import Adjacency, Guarantee, in_digits
 from discreet.core.randomness import Rng
 from discreet.core.settings import as_dict, option
+from discreet.data.samplers import FixedSize, Poisson, Sampler, Shuffled
 from discreet.models.pairs import PAIR_WIDTH
 
 if TYPE_CHECKING:
     from dp_accounting.dp_event import DpEvent
 
     from discreet.clipping.record import Record
-    from discreet.data.samplers import Sampler
     from discreet.models.classifier import Classifier
 
 
@@ -232,8 +232,6 @@ class Protection(ABC):
 
         Protections of gradients sample units, others rows, of which there are as many as units by default.
         """
-        from discreet.data.samplers import Shuffled
-
         return Shuffled(min(size, units if rows is None else rows))
 
     def notice(self, conditions: Conditions, unit: str) -> str | None:
@@ -350,8 +348,6 @@ class GradientProtection(Protection):
 
     def sampler_for(self, size: int, units: int, rows: int | None = None) -> Sampler:
         """Return the sampler that the accounting assumes: Poisson for sums, a fixed size for visible vectors."""
-        from discreet.data.samplers import FixedSize, Poisson
-
         size = min(size, units)
         return FixedSize(size) if self.visible == "each" else Poisson.expecting(size, units)
 
@@ -481,8 +477,6 @@ class RepresentationProtection(Protection):
 
     def sampler_for(self, size: int, units: int, rows: int | None = None) -> Sampler:
         """Return the sampler that the accounting assumes, which `sampling` names; a stored release is shuffled."""
-        from discreet.data.samplers import FixedSize, Poisson
-
         count = units if rows is None else rows
         if self.sampling == "coins" and not self.stored:
             return Poisson.expecting(min(size, count), count)
