@@ -241,11 +241,6 @@ def _largest_loss(p: Array, q: Array) -> float:
     return float(np.max(np.log(p[both]) - np.log(q[both]), initial=0.0))
 
 
-def zero_concentrated(rho: float, xi: float = 0.0) -> Curve:
-    """Return a curve for any mechanism whose Renyi divergence of order a is at most xi + rho a, in both directions."""
-    return concentrated([(rho, xi)])
-
-
 def concentrated(lines: Sequence[tuple[float, float]], *, integer_orders: bool = False) -> Curve:
     """Return a curve for Renyi divergences of order a that are at most xi + rho a, for every pair (rho, xi).
 
