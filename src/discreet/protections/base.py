@@ -117,6 +117,10 @@ class Protection(ABC):
     learns_little: ClassVar[bool] = False  # whether only the head is trained by default when there are few units
     needs_classifier: ClassVar[bool] = False  # whether it protects the sentence vectors of a classifier
     samples_units: ClassVar[bool] = False  # whether batches are samples of units, not of rows
+    epsilon: float | None = None  # budget of the whole release for one unit, if it is set instead of the strength
+    delta: float | None = None  # delta of the guarantee; None means a default that depends on the number of units
+    public: str | None = None  # name or path of the public text that it mixes with or learns from
+    rewrites_queries: bool = False  # whether held-out text is rewritten too before the model reads it
     visible: ClassVar[Visible] = "each"  # the noisy sum of a batch, or each noisy text or vector in it
     priced: ClassVar[bool] = True  # whether it has a finite privacy cost; if not, nothing is guaranteed
 
@@ -131,24 +135,9 @@ class Protection(ABC):
         """Adjacency that the accounting uses."""
 
     @property
-    def epsilon(self) -> float | None:
-        """Budget of the whole release for one unit, or None if the strength was set instead."""
-        return None
-
-    @property
-    def delta(self) -> float | None:
-        """Delta of the guarantee; None means a default that depends on the number of units."""
-        return None
-
-    @property
     def limits(self) -> bool:
         """Whether the ledger enforces `epsilon` as a limit on the training."""
         return self.epsilon is not None
-
-    @property
-    def public(self) -> str | None:
-        """Name or path of the public text that it mixes with or learns from."""
-        return None
 
     @property
     def starts_from_public(self) -> bool:
@@ -159,11 +148,6 @@ class Protection(ABC):
     def protects_labels(self) -> bool:
         """Whether its guarantee covers the labels too; if not, they are declared public."""
         return True
-
-    @property
-    def rewrites_queries(self) -> bool:
-        """Whether held-out text is rewritten too before the model reads it."""
-        return False
 
     @property
     def stored(self) -> bool:
