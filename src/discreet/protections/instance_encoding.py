@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from discreet.accounting.events import ComposedDpEvent, DpEvent, SelfComposedDpEvent
 from discreet.accounting.instance_encoding import CALIBRATIONS, InstanceEncodingCost, Load
+from discreet.accounting.local_layer import LABELS_PUBLIC
 from discreet.core.errors import DataError, SettingError, UnsupportedError, invalid, one_of, positive, setting, whole
 from discreet.core.guarantee import Adjacency, Caveat, Guarantee, in_digits
 from discreet.core.randomness import Rng
@@ -54,7 +55,6 @@ MECHANISMS = {"gaussian": "gaussian", "laplace": "laplace", "laplace-l2": "l2-la
 LABELS = ("public", "noisy")
 ROUNDING = 1e-6
 ENCODER = "the encoder and the projection are frozen and public, or their training is counted in the same ledger"
-PUBLIC_LABELS = "labels are public and not protected"
 WEIGHTS = "the mixing weights were drawn without looking at the texts, and every output has fresh noise"
 
 
@@ -259,7 +259,7 @@ class InstanceEncoding(RepresentationProtection):
 
     def stated(self, guarantee: Guarantee) -> Guarantee:
         """Return a guarantee with its assumptions; with the paper's calibration, its claim and the true figure."""
-        public_labels = (PUBLIC_LABELS,) if self.labels == "public" else ()
+        public_labels = (LABELS_PUBLIC,) if self.labels == "public" else ()
         assumptions = tuple(dict.fromkeys((*guarantee.assumptions, ENCODER, WEIGHTS, *public_labels)))
         if self.projection is not None and not self.projection.public and guarantee.exists:
             guarantee = guarantee.with_caveats({Caveat.PRIVATE_PROJECTION})

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from discreet.accounting.events import ComposedDpEvent, DpEvent, NoOpDpEvent, SelfComposedDpEvent
 from discreet.accounting.interpret import epsilon as epsilon_of
-from discreet.accounting.local_layer import Sending
+from discreet.accounting.local_layer import LABELS_PUBLIC, Sending
 from discreet.core.errors import invalid
 from discreet.core.guarantee import Adjacency, Caveat, Guarantee, in_digits
 from discreet.core.randomness import Rng
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 
 _PUBLIC = "the projection was learned from public text"
-_LABELS_OPEN = "labels are public and not protected"
 _LABELS_HIDDEN = "labels were reported by randomized response, counted in the same figure"
 _LENGTH = "the number of tokens of a text is public"
 _HIDDEN = "the server does not learn which sentences were drawn, nor in what order"
@@ -166,7 +165,7 @@ class LocalLayer(RepresentationProtection):
 
     def stated(self, guarantee: Guarantee, sentences: int = 1) -> Guarantee:
         """Return the guarantee with its assumptions, or the paper's claim, summed over sentences, with the reason."""
-        assumptions: tuple[str, ...] = (_PUBLIC, _LABELS_OPEN if self.label_epsilon is None else _LABELS_HIDDEN)
+        assumptions: tuple[str, ...] = (_PUBLIC, LABELS_PUBLIC if self.label_epsilon is None else _LABELS_HIDDEN)
         if not self.stored:
             assumptions += (_HIDDEN,)
         if self.position == "token":  # the mean over more tokens has less noise

@@ -40,6 +40,8 @@ WORD_MECHANISMS = (SANTEXT, SANTEXT_PLUS, NOISE)
 UNKNOWN_WORDS = ("pieces", "refuse")
 C = TypeVar("C")
 METRIC = "euclidean, as a share of the table's diameter"
+WORDS_VISIBLE = "the number of words in a text is visible"
+SAME_LENGTH = "a text is exchanged for another with as many words"
 _UNCHANGED = -1
 _WEIGHTS = "every word can be drawn; the float64 arithmetic of the words' weights is taken as exact"
 
@@ -157,7 +159,7 @@ class WordSwap(TextProtection):
     @property
     def assumptions(self) -> tuple[str, ...]:
         """Assumptions about what is visible, and so not protected."""
-        visible = ["the number of words in a text is visible", "labels and other columns are not protected"]
+        visible = [WORDS_VISIBLE, "labels and other columns are not protected"]
         if self.keep_marks:
             visible.append("the marks . , ; : ! ? and their places are visible")
         if self.mechanism == SANTEXT_PLUS:
@@ -170,7 +172,7 @@ class WordSwap(TextProtection):
 
     @property
     def _text_assumptions(self) -> tuple[str, ...]:
-        return (*self.assumptions, "a text is exchanged for another with as many words", self.arithmetic)
+        return (*self.assumptions, SAME_LENGTH, self.arithmetic)
 
     @property
     def arithmetic(self) -> str:
