@@ -448,11 +448,7 @@ class RepresentationProtection(Protection):
 
     place: ClassVar[Place] = "representation"
     needs_classifier: ClassVar[bool] = True
-
-    @property
-    def position(self) -> Position:
-        """Whether it protects sentence vectors, or the states of all tokens before pooling (live only)."""
-        return "sentence"
+    position: Position = "sentence"  # sentence vectors, or the states of all tokens before pooling (live only)
 
     @property
     def sampling(self) -> Sampling:
