@@ -1,10 +1,17 @@
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import nn
 
-from discreet.accounting.events import ComposedDpEvent
+from discreet.accounting.events import (
+    ClippedSumDpEvent,
+    ComposedDpEvent,
+    DpEvent,
+    PoissonSampledDpEvent,
+    SelfComposedDpEvent,
+)
 from discreet.accounting.interpret import epsilon
 from discreet.accounting.risk import most_true_positives
 from discreet.catalog import protection_from_table
@@ -13,7 +20,7 @@ from discreet.core.errors import SettingError
 from discreet.core.randomness import Rng
 from discreet.data.samplers import CyclicPoisson, Poisson
 from discreet.protections.base import Conditions
-from discreet.protections.dp_sgd import DPSGD, _training
+from discreet.protections.dp_sgd import DPSGD
 
 
 def record_of(rows: int, scale: float = 1.0, units: torch.Tensor | None = None):
@@ -45,6 +52,10 @@ def test_the_noise_has_the_declared_width_and_is_fresh() -> None:
         assert torch.equal(first[name], again[name])
         assert not torch.equal(first[name], other[name])
     assert abs(torch.corrcoef(torch.stack([first["a"].flatten(), first["b"]]))[0, 1]) < 0.02
+
+
+def _training(rate: float, steps: int) -> Callable[[float], DpEvent]:
+    return lambda noise: SelfComposedDpEvent(PoissonSampledDpEvent(rate, ClippedSumDpEvent(noise)), steps)
 
 
 def test_a_budget_is_kept_and_not_wasted() -> None:

@@ -323,7 +323,15 @@ class DPSGD(GradientProtection):
         from discreet.accounting.calibrate import least_noise
 
         positive("epsilon", epsilon, "It is the budget of the whole training.")
-        noise = least_noise(_training(sampling_rate, steps), epsilon=epsilon, delta=delta, adjacency=adjacency)
+        remedy = "It is expected batch size / number of units."
+        if not probability("sampling_rate", sampling_rate, remedy) > 0:
+            raise invalid("sampling_rate", sampling_rate, "in (0, 1]", remedy)
+        sampler, steps = Poisson(sampling_rate), whole("steps", steps)
+
+        def training(noise: float) -> DpEvent:
+            return DPSGD(noise).training_cost(sampler, steps, 1)
+
+        noise = least_noise(training, epsilon=epsilon, delta=delta, adjacency=adjacency)
         return cls(noise, clip_norm, clipping, epsilon, delta)
 
     @property
@@ -369,18 +377,3 @@ def _sum_event(noise: float) -> DpEvent:
     from discreet.accounting.events import ClippedSumDpEvent
 
     return ClippedSumDpEvent(noise)
-
-
-def _training(sampling_rate: float, steps: int) -> Callable[[float], DpEvent]:
-    """Return the event of the whole training as a function of its noise."""
-    from discreet.accounting.events import ClippedSumDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
-
-    remedy = "It is expected batch size / number of units."
-    if not probability("sampling_rate", sampling_rate, remedy) > 0:
-        raise invalid("sampling_rate", sampling_rate, "in (0, 1]", remedy)
-    whole("steps", steps)
-
-    def event(noise: float) -> DpEvent:
-        return SelfComposedDpEvent(PoissonSampledDpEvent(sampling_rate, ClippedSumDpEvent(noise)), steps)
-
-    return event
