@@ -616,7 +616,7 @@ FAULTS = (
     ),
     Fault(
         "the ledger does not keep assumptions that are stated later",
-        "and self._tally.assumptions.issuperset(terms.assumptions)):",
+        " and set(terms.assumptions) <= set(stated.assumptions)):",
         "):",
         ("test_early_stopping_by_held_out_rows_costs_all_planned_steps",),
     ),

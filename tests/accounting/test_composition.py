@@ -6,18 +6,13 @@ from discreet.accounting.composition import (
     advanced_composition,
     basic_composition,
     group_privacy,
-    metric_epsilon,
-    parallel_composition,
 )
 from discreet.accounting.events import (
-    ComposedDpEvent,
     EpsilonDeltaDpEvent,
     GaussianDpEvent,
-    MetricDpEvent,
     SelfComposedDpEvent,
 )
 from discreet.accounting.interpret import delta, epsilon
-from discreet.core.errors import SettingError, UnsupportedError
 from discreet.core.guarantee import Adjacency, Guarantee
 
 ONE = Guarantee(1.0, 1e-6, "note", Adjacency.ADD_REMOVE, "pld")
@@ -47,28 +42,6 @@ def test_a_group_pays_for_each_of_its_members() -> None:
     assert delta(GaussianDpEvent(1 / 3), 3.0) <= group_privacy(single, 3).delta
     assert group_privacy(Guarantee(500.0, 1e-9, "note", Adjacency.ADD_REMOVE, "pld"), 2).delta == 1.0
     assert group_privacy(ONE, 1) is ONE
-
-
-def test_parallel_parts_cost_what_the_worst_costs() -> None:
-    worse = Guarantee(2.0, 1e-7, "note", Adjacency.ADD_REMOVE, "pld")
-    both = parallel_composition([ONE, worse])
-    assert (both.epsilon, both.delta, both.certified) == (2.0, 1e-6, True)
-    assert "does not depend on its content" in both.sentence()
-    guess = Guarantee(0.5, 1e-6, "note", Adjacency.ADD_REMOVE, "gdp", False, (), "it is a guess")
-    assert not parallel_composition([ONE, guess]).certified
-    with pytest.raises(SettingError, match="one unit and adjacency"):
-        parallel_composition([ONE, Guarantee(1.0, 1e-6, "note", Adjacency.REPLACE_ONE, "pld")])
-    with pytest.raises(SettingError, match="not empty"):
-        parallel_composition([])
-
-
-def test_metric_prices_add_up_on_one_metric_only() -> None:
-    words = SelfComposedDpEvent(MetricDpEvent(2.0, "euclidean"), 5)
-    assert metric_epsilon(ComposedDpEvent([words, MetricDpEvent(1.0, "euclidean")]), 0.5) == pytest.approx(5.5)
-    with pytest.raises(UnsupportedError, match="one metric"):
-        metric_epsilon(ComposedDpEvent([words, MetricDpEvent(1.0, "angular")]), 0.5)
-    with pytest.raises(UnsupportedError, match="GaussianDpEvent"):
-        metric_epsilon(GaussianDpEvent(1.0), 0.5)
 
 
 def test_basic_composition_adds_up_deltas() -> None:

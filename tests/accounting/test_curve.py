@@ -134,7 +134,7 @@ def test_laplace_and_pure_are_the_textbook_pairs() -> None:
 
 def test_zero_concentrated_lies_above_every_gaussian_that_has_it() -> None:
     for mu in (0.1, 1.0, 4.0):
-        bound, eps = curves.zero_concentrated(mu * mu / 2), np.linspace(-6, 12, 2001)
+        bound, eps = curves.concentrated([(mu * mu / 2, 0.0)]), np.linspace(-6, 12, 2001)
         gap = bound.present(eps) - curves.gaussian(mu).present(eps)
         assert gap.min() >= -1e-12
 
@@ -156,7 +156,7 @@ def test_curves_agree_with_the_library_where_it_has_them() -> None:
         curves.poisson_replaced(0.8, 0.1),
         curves.fixed_size(curves.gaussian(2.0), 0.1),
         curves.fixed_size_zeroed(curves.gaussian(1.0), curves.gaussian(2.0), 0.1),
-        curves.zero_concentrated(0.4, 0.01),
+        curves.concentrated([(0.4, 0.01)]),
     ],
 )
 def test_a_curve_falls_is_convex_and_its_losses_are_pessimistic(made: curves.Curve) -> None:

@@ -26,7 +26,7 @@ def test_sound_noise_keeps_the_budget(sampling: str) -> None:
 def test_decoys_help_because_more_could_have_been_drawn() -> None:
     few = LocalLayerCost(1.0, population=100, drawn=5, steps=20, sampling="fixed")
     more = LocalLayerCost(1.0, population=100, drawn=5, steps=20, decoys=900, sampling="fixed")
-    assert more.pool == 1000
+    assert more.sending.pool == 1000
     assert epsilon(more.event(4.0), 1e-5, "replace-one") < epsilon(few.event(4.0), 1e-5, "replace-one")
 
 

@@ -1,6 +1,7 @@
 import math
 from itertools import pairwise
 
+import mpmath
 import numpy as np
 import pytest
 
@@ -27,6 +28,33 @@ def test_in_three_dimensions_everything_has_a_closed_form(kappa: float) -> None:
         assert vmf.cap_success(kappa, 3, share) == pytest.approx(
             math.expm1(kappa * (edge - 1)) / math.expm1(-2 * kappa), rel=1e-9
         )
+
+
+def exact_log_mean(kappa: float, d: int) -> float:
+    with mpmath.workdps(60):
+        v, k = mpmath.mpf(d) / 2 - 1, mpmath.mpf(kappa)
+        if kappa * kappa < 1600 * (v + 1):
+            return float(mpmath.log(mpmath.hyp0f1(v + 1, k * k / 4)))
+        return float(mpmath.log(mpmath.besseli(v, k)) + mpmath.loggamma(v + 1) + v * mpmath.log(2 / k))
+
+
+@pytest.mark.parametrize("d", [2, 3, 4, 10, 100, 121, 122, 123, 300, 3072, 592_130, 2_000_000])
+@pytest.mark.parametrize("kappa", [1e-9, 0.5, 3.0, 30.0, 300.0, 1e4, 1e5])
+def test_the_normaliser_agrees_with_sixty_digits(kappa: float, d: int) -> None:
+    assert vmf.log_mean(kappa, d) == pytest.approx(exact_log_mean(kappa, d), rel=1e-11, abs=1e-14)
+
+
+@pytest.mark.parametrize("d", [2, 3, 100, 122, 300, 3072])
+def test_the_normaliser_is_right_past_the_range_of_scipy(d: int) -> None:
+    assert vmf.log_mean(2e8, d) == pytest.approx(exact_log_mean(2e8, d), rel=1e-12)
+
+
+def test_the_normaliser_does_not_overflow() -> None:
+    for d in (2, 3, 1000, 10**7):
+        for kappa in (0.0, 1e-300, 1.0, 1e7, 1e10):
+            value = vmf.log_mean(kappa, d)
+            assert math.isfinite(value)
+            assert -1e-14 <= value <= kappa + 1e-14
 
 
 def test_on_the_circle_it_is_the_bessel_function() -> None:

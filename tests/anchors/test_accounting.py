@@ -91,12 +91,12 @@ def test_visible_vectors_cost_five_times_their_sum() -> None:
 
 def test_what_the_instance_encoding_theorems_really_cost() -> None:
     """Xie and Hong 2022: theorem 3 is short by sqrt(d), theorem 4 by two in the distance."""
-    laplace = InstanceEncodingCost(1.0, Load.worst(1), 768, "laplace", "paper")
+    laplace = InstanceEncodingCost(1.0, Load(1.0, 1.0), 768, "laplace", "paper")
     assert epsilon(laplace.event(laplace.scale(1.0)), 0.0, "replace-one") == pytest.approx(27.7, abs=0.05)
-    gaussian = InstanceEncodingCost(1.0, Load.worst(1), 768, "gaussian", "paper")
+    gaussian = InstanceEncodingCost(1.0, Load(1.0, 1.0), 768, "gaussian", "paper")
     true = [epsilon(gaussian.event(gaussian.scale(e, 1e-5)), 1e-5, "replace-one") for e in (1.0, 4.0, 10.0, 20.0)]
     assert true == [pytest.approx(want, rel=0.01) for want in (1.32, 6.38, 20.0, 52.4)]
-    printed = InstanceEncodingCost(1.0, Load.worst(1), 768, "gaussian", "paper-printed")
+    printed = InstanceEncodingCost(1.0, Load(1.0, 1.0), 768, "gaussian", "paper-printed")
     assert epsilon(printed.event(printed.scale(0.1, 1e-5)), 1e-5, "replace-one") == pytest.approx(0.374, abs=0.002)
 
 

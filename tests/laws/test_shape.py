@@ -178,6 +178,7 @@ def test_a_protection_answers_for_itself() -> None:
     others = {
         "training.many_heads": "the batched twin of steps of linear heads",
         "training.tuning": "a search divides the budget of dp-sgd alone",
+        "audit.protections": "an audit of a protection knows its settings",
         "audit.canaries": "gradient canaries read the noisy sums of dp-sgd",
         "audit.checks": "what an audit checks depends on the noise",
         "audit.steps": "what an audit checks depends on the noise",
@@ -191,9 +192,9 @@ def test_a_protection_answers_for_itself() -> None:
         tree = ast.parse(path.read_text(encoding="utf-8"))
         asserted = {id(call) for node in ast.walk(tree) if isinstance(node, ast.Assert) for call in ast.walk(node.test)}
         for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) == "isinstance" and id(node) not in asserted:
-                if {one.id for one in ast.walk(node.args[1]) if isinstance(one, ast.Name)} & CLASSES_OF_PROTECTIONS:
-                    choosing.add(name.removeprefix("discreet."))
+            asking = isinstance(node, ast.Call) and ast.unparse(node.func) == "isinstance" and id(node) not in asserted
+            if asking and {one.id for one in ast.walk(node) if isinstance(one, ast.Name)} & CLASSES_OF_PROTECTIONS:
+                choosing.add(name.removeprefix("discreet."))
     inside = {name for name in choosing if name.startswith("protections.")}
     assert choosing - inside == set(others)
 

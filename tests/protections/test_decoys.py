@@ -15,7 +15,7 @@ def test_decoys_are_made_of_public_words_alone() -> None:
 
 
 def test_public_sentences_serve_as_well() -> None:
-    assert set(Decoys.of_sentences(["one text", "another"]).draw(50, Rng(0))) == {"one text", "another"}
+    assert set(Decoys(sentences=("one text", "another")).draw(50, Rng(0))) == {"one text", "another"}
 
 
 def test_decoys_of_nothing_are_refused() -> None:

@@ -1,10 +1,17 @@
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import nn
 
-from discreet.accounting.events import ComposedDpEvent
+from discreet.accounting.events import (
+    ClippedSumDpEvent,
+    ComposedDpEvent,
+    DpEvent,
+    PoissonSampledDpEvent,
+    SelfComposedDpEvent,
+)
 from discreet.accounting.interpret import epsilon
 from discreet.accounting.risk import most_true_positives
 from discreet.catalog import protection_from_table
@@ -13,7 +20,7 @@ from discreet.core.errors import SettingError
 from discreet.core.randomness import Rng
 from discreet.data.samplers import CyclicPoisson, Poisson
 from discreet.protections.base import Conditions
-from discreet.protections.dp_sgd import DPSGD, _training
+from discreet.protections.dp_sgd import DPSGD
 
 
 def record_of(rows: int, scale: float = 1.0, units: torch.Tensor | None = None):
@@ -47,6 +54,10 @@ def test_the_noise_has_the_declared_width_and_is_fresh() -> None:
     assert abs(torch.corrcoef(torch.stack([first["a"].flatten(), first["b"]]))[0, 1]) < 0.02
 
 
+def _training(rate: float, steps: int) -> Callable[[float], DpEvent]:
+    return lambda noise: SelfComposedDpEvent(PoissonSampledDpEvent(rate, ClippedSumDpEvent(noise)), steps)
+
+
 def test_a_budget_is_kept_and_not_wasted() -> None:
     event = _training(0.05, 200)
     found = DPSGD.for_budget(2.0, 1e-5, sampling_rate=0.05, steps=200).noise_multiplier
@@ -56,7 +67,8 @@ def test_a_budget_is_kept_and_not_wasted() -> None:
 
 def test_an_attack_bound_is_kept_and_not_wasted() -> None:
     event = _training(0.05, 200)
-    found = DPSGD.for_risk(0.05, 0.01, sampling_rate=0.05, steps=200).noise_multiplier
+    asked = DPSGD(true_positive_rate=0.05, false_positive_rate=0.01)
+    found = asked.resolve(Conditions(None, 1000, 1000, 50, 200, 10.0, 1e-5)).noise
     assert most_true_positives(event(found), 0.01) <= 0.05
     assert most_true_positives(event(0.99 * found), 0.01) > 0.05
 

@@ -7,9 +7,7 @@ from discreet.accounting.interpret import epsilon
 from discreet.accounting.local_layer import Sending
 from discreet.core.errors import DataError, SettingError
 from discreet.core.randomness import Rng
-from discreet.protections.dp_sgd import DPSGD
 from discreet.protections.local.layer import MECHANISMS, LDPLayer
-from discreet.protections.local.protection import LocalPrivacy
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
@@ -54,7 +52,3 @@ def test_bad_input_is_refused() -> None:
         LDPLayer.for_budget("gausian", dimension=8, epsilon=1)
     with pytest.raises(SettingError, match="Gaussian noise only"):
         LDPLayer.for_budget("vmf", dimension=8, epsilon=1, calibration="paper")
-
-
-def test_it_says_that_a_finished_model_has_two_sides() -> None:
-    assert LocalPrivacy.has_sides and not DPSGD.has_sides

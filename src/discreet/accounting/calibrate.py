@@ -17,6 +17,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from discreet.accounting import ledger_file
 from discreet.accounting.events import (
     ClippedSumDpEvent,
     ComposedDpEvent,
@@ -103,18 +104,20 @@ def least_noise(
     accountant: str = "pld",
     low: float = 1e-3,
     high: float = 1e6,
+    guess: float | None = None,
     tolerance: float = 1e-4,
 ) -> float:
-    """Return the least noise whose event costs at most epsilon at delta."""
+    """Return the least noise whose event costs at most epsilon at delta; a guess saves a search for one."""
     epsilon, delta = positive("epsilon", epsilon), open_probability("delta", delta)
 
     def cost(noise: float, accountant: str = accountant) -> float:
         return epsilon_of(make(noise), delta, adjacency, accountant)
 
-    guess = 1.0
-    if accountant != "gdp":
-        with contextlib.suppress(UnsupportedError):  # the central-limit estimate is cheap and close
-            guess = least(lambda noise: cost(noise, "gdp"), epsilon, low=low, high=high, guess=1.0, tolerance=1e-2)
+    if guess is None:
+        guess = 1.0
+        if accountant != "gdp":
+            with contextlib.suppress(UnsupportedError):  # the central-limit estimate is cheap and close
+                guess = least(lambda noise: cost(noise, "gdp"), epsilon, low=low, high=high, guess=1.0, tolerance=1e-2)
     return least(cost, epsilon, low=low, high=high, guess=guess, tolerance=tolerance)
 
 
@@ -134,18 +137,7 @@ def most_steps(
     7
     """
     meter = Meter(step, delta, Adjacency(adjacency), accountant)
-    if meter.epsilon(1) > positive("epsilon", epsilon):
-        return 0
-    good, bad = 1, 2
-    while meter.epsilon(bad) <= epsilon:
-        good, bad = bad, bad * 4
-        if good >= limit:
-            return limit
-    while bad - good > 1:
-        middle = int(math.sqrt(good * bad)) if bad > 2 * good else (good + bad) // 2
-        middle = min(max(middle, good + 1), bad - 1)
-        good, bad = (middle, bad) if meter.epsilon(middle) <= epsilon else (good, middle)
-    return good
+    return ledger_file.most(meter.epsilon, positive("epsilon", epsilon), limit)
 
 
 def largest_rate(
@@ -223,14 +215,10 @@ def search_noise(
             def with_score(noise: float, make: Make = make) -> DpEvent:
                 return make(noise) if score is None else ComposedDpEvent((make(noise), ClippedSumDpEvent(score)))
 
-            def cost(noise: float, with_score: Make = with_score) -> float:
-                return epsilon_of(with_score(noise), delta, adjacency)
-
             guess = guesses[number]
-            if guess is None:
-                noise = least_noise(with_score, epsilon=share, delta=delta, adjacency=adjacency, tolerance=1e-3)
-            else:
-                noise = least(cost, share, low=1e-3, high=1e6, guess=guess, tolerance=1e-3)
+            noise = least_noise(
+                with_score, epsilon=share, delta=delta, adjacency=adjacency, guess=guess, tolerance=1e-3
+            )
             guesses[number] = noise
             events.append(with_score(noise))
         noises = tuple(noise for noise in guesses if noise is not None)

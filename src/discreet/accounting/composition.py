@@ -1,4 +1,4 @@
-"""Classical composition rules: basic, advanced and parallel composition, group privacy, and metric privacy.
+"""Classical composition rules: basic and advanced composition, and group privacy.
 
 They need only epsilon and delta, so they hold for any mechanism. If the event is known, `discreet.accounting.interpret`
 gives smaller figures.
@@ -7,11 +7,10 @@ gives smaller figures.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 
-from discreet.accounting.events import ComposedDpEvent, DpEvent, MetricDpEvent, NoOpDpEvent, SelfComposedDpEvent
-from discreet.core.errors import UnsupportedError, invalid, non_negative, open_probability, probability, whole
+from discreet.core.errors import non_negative, open_probability, probability, whole
 from discreet.core.guarantee import Guarantee
 
 
@@ -66,58 +65,4 @@ def group_privacy(guarantee: Guarantee, size: int, unit: str | None = None) -> G
         delta=min(1.0, delta),
         unit=unit or f"group of {size} {guarantee.unit}s",
         assumptions=stated,
-    )
-
-
-def parallel_composition(guarantees: Sequence[Guarantee]) -> Guarantee:
-    """Return the guarantee of releases that each use a disjoint part of the data: that of the worst part.
-
-    It holds if the part of a record does not depend on its content, so that a changed record stays in its part. Parts
-    that are formed by content pay twice under replace-one, once in each part, and are not covered.
-    """
-    if not guarantees:
-        raise invalid("guarantees", guarantees, "not empty", "Give one guarantee per part.")
-    if len({(g.unit, g.adjacency) for g in guarantees}) > 1:
-        raise invalid(
-            "guarantees", [g.adjacency.value for g in guarantees], "of one unit and adjacency", "Do not mix them."
-        )
-    worst = max(guarantees, key=lambda g: (g.epsilon, g.delta))
-    reasons = "; ".join(dict.fromkeys(g.reason for g in guarantees if g.reason))
-    stated = dict.fromkeys(a for g in guarantees for a in g.assumptions)
-    return replace(
-        worst,
-        delta=max(g.delta for g in guarantees),
-        certified=all(g.certified for g in guarantees),
-        reason=reasons or None,
-        caveats=frozenset().union(*(g.caveats for g in guarantees)),
-        assumptions=(*stated, "the parts are disjoint and a record's part does not depend on its content"),
-    )
-
-
-def metric_epsilon(event: DpEvent, distance: float) -> float:
-    """Return the total epsilon between two records at a distance, for metric events with one metric.
-
-    >>> metric_epsilon(SelfComposedDpEvent(MetricDpEvent(2.0, "euclidean"), 3), 0.5)
-    3.0
-    """
-    distance = non_negative("distance", distance)
-    prices, metrics = _prices(event)
-    if len(metrics) > 1:
-        raise UnsupportedError(f"Expected one metric, got {', '.join(sorted(metrics))}. Distances cannot be converted.")
-    return prices * distance
-
-
-def _prices(event: DpEvent) -> tuple[float, set[str]]:
-    if isinstance(event, MetricDpEvent):
-        return event.epsilon_per_distance, {event.metric}
-    if isinstance(event, NoOpDpEvent):
-        return 0.0, set()
-    if isinstance(event, SelfComposedDpEvent):
-        price, metrics = _prices(event.event)
-        return event.count * price, metrics
-    if isinstance(event, ComposedDpEvent):
-        parts = [_prices(part) for part in event.events]
-        return math.fsum(p for p, _ in parts), set().union(*(m for _, m in parts))
-    raise UnsupportedError(
-        f"Expected metric events, got {type(event).__name__}. Set a diameter and use `epsilon` instead."
     )

@@ -52,11 +52,6 @@ class Curve:
     high_absent: float | None = None
     rounding: float = _ROUNDOFF
 
-    @property
-    def symmetric(self) -> bool:
-        """Whether both directions are equal."""
-        return self.absent is None
-
     def delta(self, epsilon: float) -> float:
         """Return the delta that holds in both directions."""
         point = np.array([epsilon], dtype=np.float64)
@@ -246,11 +241,6 @@ def _largest_loss(p: Array, q: Array) -> float:
     return float(np.max(np.log(p[both]) - np.log(q[both]), initial=0.0))
 
 
-def zero_concentrated(rho: float, xi: float = 0.0) -> Curve:
-    """Return a curve for any mechanism whose Renyi divergence of order a is at most xi + rho a, in both directions."""
-    return concentrated([(rho, xi)])
-
-
 def concentrated(lines: Sequence[tuple[float, float]], *, integer_orders: bool = False) -> Curve:
     """Return a curve for Renyi divergences of order a that are at most xi + rho a, for every pair (rho, xi).
 
@@ -333,7 +323,7 @@ def poisson(curve: Curve, rate: float) -> Curve:
         safe = np.maximum(rest, 1e-300)
         return np.where(rest > 0, safe * base_absent(np.log(rate) + np.minimum(eps, 30.0) - np.log(safe)), 0.0)
 
-    return Curve(present, _sampled_high(curve.high, rate), absent, -math.log1p(-rate), 4 * rate * curve.rounding)
+    return Curve(present, sampled_loss(curve.high, rate), absent, -math.log1p(-rate), 4 * rate * curve.rounding)
 
 
 def truncated_poisson(mu: float, rate: float, size: int, population: int) -> Curve:
@@ -369,7 +359,8 @@ def truncated_poisson(mu: float, rate: float, size: int, population: int) -> Cur
     return Curve(dual(forward, backward), max(usual.high, crowded.high), dual(backward, forward), low, crowded.rounding)
 
 
-def _sampled_high(high: float, rate: float) -> float:
+def sampled_loss(high: float, rate: float) -> float:
+    """Return the largest loss under sampling at a rate, from that without sampling; infinity if that is infinite."""
     return math.log1p(rate * math.expm1(high)) if high < 30 else high + math.log(rate + (1 - rate) * math.exp(-high))
 
 
@@ -394,7 +385,7 @@ def fixed_size(replaced: Curve, rate: float) -> Curve:
         return rate * (present(inner) if absent is None else np.maximum(present(inner), absent(inner)))
 
     high = max(replaced.high, replaced.high_absent or 0.0)
-    return Curve(mirrored(half), _sampled_high(high, rate), rounding=4 * rate * replaced.rounding)
+    return Curve(mirrored(half), sampled_loss(high, rate), rounding=4 * rate * replaced.rounding)
 
 
 def fixed_size_zeroed(zeroed: Curve, replaced: Curve, rate: float) -> Curve:
@@ -417,7 +408,7 @@ def fixed_size_zeroed(zeroed: Curve, replaced: Curve, rate: float) -> Curve:
     def backward(eps: Array) -> Array:
         return rate * absent(_inner(eps, rate))
 
-    high, low = _sampled_high(max(replaced.high, zeroed.high), rate), _sampled_high(high_absent, rate)
+    high, low = sampled_loss(max(replaced.high, zeroed.high), rate), sampled_loss(high_absent, rate)
     reach = max(high, low)
     return Curve(convex(dual(forward, backward), reach), high, convex(dual(backward, forward), reach), low)
 

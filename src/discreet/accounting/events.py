@@ -26,7 +26,6 @@ written as `{"number": "inf"}` and `{"tuple": [...]}`. Class names begin with a 
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import numbers
@@ -401,7 +400,8 @@ def _encode(value: Any) -> Any:
     if isinstance(value, list):
         return [_encode(inner) for inner in value]
     kind = _checked_class(type(value))
-    return {kind.__name__: {name: _field(getattr(value, name), hint) for name, hint in _fields(kind)}}
+    fields = {field.name: _field(getattr(value, field.name), field.type) for field in attr.fields(kind)}
+    return {kind.__name__: fields}
 
 
 def _field(value: Any, hint: Any) -> Any:
@@ -414,12 +414,6 @@ def _field(value: Any, hint: Any) -> Any:
 
 
 _FLOAT = {"float", "float | None", str(float)}
-
-
-def _fields(kind: type[Any]) -> list[tuple[str, Any]]:
-    if attr.has(kind):
-        return [(field.name, field.type) for field in attr.fields(kind)]
-    return [(field.name, field.type) for field in dataclasses.fields(kind)]
 
 
 def _number(value: float) -> Any:

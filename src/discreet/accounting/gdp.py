@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import log_ndtr, ndtr, ndtri
 
-from discreet.core.errors import invalid, non_negative, open_probability, positive, probability, whole
+from discreet.core.errors import non_negative, open_probability, positive, probability, whole
 
 # Increasing the noise by this relative amount keeps its epsilon within the target: both are rounded up, by 1e-12.
 ROUNDING = 1e-11
@@ -85,18 +85,6 @@ def gaussian_noise(epsilon: float, delta: float, sensitivity: float = 1.0) -> fl
     3.731
     """
     return positive("sensitivity", sensitivity) / gaussian_mu(epsilon, delta)
-
-
-def classical_gaussian_noise(epsilon: float, delta: float, sensitivity: float = 1.0) -> float:
-    """Return the classical standard deviation sqrt(2 ln(1.25/delta)) sensitivity / epsilon, for epsilon < 1.
-
-    Paper: Dwork and Roth 2014, The Algorithmic Foundations of Differential Privacy, theorem A.1.
-    """
-    epsilon = positive("epsilon", epsilon)
-    if epsilon >= 1:
-        raise invalid("epsilon", epsilon, "< 1", "The classical formula is proven only there. Use gaussian_noise.")
-    delta = open_probability("delta", delta, _NO_DELTA)
-    return math.sqrt(2 * math.log(1.25 / delta)) * positive("sensitivity", sensitivity) / epsilon
 
 
 def gaussian_trade_off(mu: float, false_positive_rate: float) -> float:

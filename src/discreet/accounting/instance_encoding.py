@@ -16,42 +16,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
-
-from discreet.accounting.events import (
-    ComposedDpEvent,
-    DpEvent,
-    EpsilonDeltaDpEvent,
-    GaussianDpEvent,
-    LaplaceDpEvent,
-)
+from discreet.accounting.events import DpEvent, EpsilonDeltaDpEvent, GaussianDpEvent, LaplaceDpEvent
 from discreet.accounting.gdp import gaussian_noise
-from discreet.accounting.interpret import guarantee
 from discreet.core.errors import invalid, one_of, open_probability, positive, whole
-from discreet.core.guarantee import Adjacency, Caveat, Guarantee
 
 NOISES = ("gaussian", "laplace", "l2-laplace")
 CALIBRATIONS = ("sound", "paper", "paper-printed")
-_ASSUMED = (
-    "every output has fresh noise",
-    "the mixing weights were drawn without looking at the texts",
-    "the encoder is frozen and public, or its training is counted in the same ledger",
-)
-_UNPROTECTED = "labels are public and not protected"
-_REASON = (
-    "the published calibration takes half the distance of two clipped vectors, or less, and ignores that a record "
-    "enters many outputs"
-)
 
 
 @dataclass(frozen=True)
 class Load:
-    """The largest sum of squared weights and of weights of one record over all outputs.
-
-    >>> Load.of([[0.5, 0.5, 0.0], [0.0, 0.25, 0.75]])
-    Load(squares=0.5625, total=0.75)
-    """
+    """The largest sum of squared weights and of weights of one record over all outputs."""
 
     squares: float
     total: float
@@ -61,17 +36,6 @@ class Load:
         positive("squares", self.squares)
         positive("total", self.total)
 
-    @classmethod
-    def of(cls, weights: npt.ArrayLike) -> Load:
-        """Return the load of weights with one row per output and one column per record."""
-        table = np.abs(np.atleast_2d(np.asarray(weights, dtype=np.float64)))
-        return cls(float((table**2).sum(axis=0).max()), float(table.sum(axis=0).max()))
-
-    @classmethod
-    def worst(cls, outputs: int) -> Load:
-        """Return the load of a record that enters this many outputs with any weight up to 1."""
-        return cls(float(whole("outputs", outputs)), float(outputs))
-
 
 @dataclass(frozen=True)
 class InstanceEncodingCost:
@@ -80,7 +44,7 @@ class InstanceEncodingCost:
     `noise` is gaussian (scale: standard deviation), laplace (per coordinate) or l2-laplace (uniform direction, radius
     Gamma(d, scale)).
 
-    >>> once = InstanceEncodingCost(clip_norm=1.0, load=Load.worst(1), dimension=768)
+    >>> once = InstanceEncodingCost(clip_norm=1.0, load=Load(1.0, 1.0), dimension=768)
     >>> round(once.scale(epsilon=4.0, delta=1e-5), 2)
     2.16
     """
@@ -128,40 +92,3 @@ class InstanceEncodingCost:
         numerator = (1 + math.sqrt(2 * math.log(1 / delta))) * self.clip_norm
         # the printed formula divides the variance by epsilon; every related result divides it by epsilon squared
         return numerator / (epsilon if self.calibration == "paper" else math.sqrt(epsilon))
-
-    def guarantee(
-        self,
-        scale: float,
-        *,
-        delta: float,
-        unit: str = "record",
-        labels: DpEvent | None = None,
-        accountant: str = "pld",
-    ) -> Guarantee:
-        """Return the guarantee at this scale: proven, or the uncertified claim of the paper.
-
-        `labels` is the event of the noise on the labels; without it they are declared unprotected. The accountant "rdp"
-        adds Renyi divergences, as the paper's conclusion suggests; the exact curve of "pld" lies below it.
-        """
-        stated = _ASSUMED if labels is not None else (*_ASSUMED, _UNPROTECTED)
-        if self.calibration == "sound":
-            release = self.event(scale)
-            both = release if labels is None else ComposedDpEvent([release, labels])
-            return guarantee(
-                both,
-                delta=delta,
-                adjacency=Adjacency.REPLACE_ONE,
-                unit=unit,
-                assumptions=stated,
-                accountant=accountant,
-            )
-        claimed = self._claimed(positive("scale", scale), delta)
-        caveats = frozenset({Caveat.PAPER_CALIBRATION})
-        return Guarantee(claimed, delta, unit, Adjacency.REPLACE_ONE, "paper", False, stated, _REASON, caveats)
-
-    def _claimed(self, scale: float, delta: float) -> float:
-        if self.noise == "laplace":
-            return 2 * self.clip_norm / scale
-        delta = open_probability("delta", delta, "Gaussian noise needs a delta above 0.")
-        share = (1 + math.sqrt(2 * math.log(1 / delta))) * self.clip_norm / scale
-        return share if self.calibration == "paper" else share * share

@@ -26,7 +26,7 @@ from functools import cached_property
 from dp_accounting.rdp.rdp_privacy_accountant import compute_epsilon
 
 from discreet.accounting import von_mises_fisher as vmf
-from discreet.accounting.curve import Array
+from discreet.accounting.curve import Array, sampled_loss
 from discreet.accounting.events import (
     ClippedSumDpEvent,
     DiscreteLaplaceDpEvent,
@@ -208,30 +208,24 @@ def limit_mu(parts: Parts, adjacency: Adjacency) -> float:
     return math.sqrt(total)
 
 
+_DRAWN = "records are drawn independently at the stated rate and nobody learns which were drawn"
+_ALLOCATED = "each record is in one of the sums of an epoch, chosen at random, and nobody learns in which"
+_BLIND = "rate, divisor, steps and delta were chosen without looking at the number of records"
+_SUM = "only the noisy sum is visible"
+
+
 def _assumptions(parts: Parts, adjacency: Adjacency) -> list[str]:
     assumptions: list[str] = []
+    blind = [_BLIND] if adjacency is Adjacency.ADD_REMOVE else []
     for use, _ in parts.uses:
         if isinstance(use, PoissonSampledDpEvent):
-            assumptions.append("records are drawn independently at the stated rate and nobody learns which were drawn")
-            if adjacency is Adjacency.ADD_REMOVE:
-                assumptions.append(
-                    "rate, divisor, steps and delta were chosen without looking at the number of records"
-                )
+            assumptions += [_DRAWN, *blind]
             if isinstance(use.event, ClippedSumDpEvent):
-                assumptions.append("only the noisy sum is visible")
+                assumptions.append(_SUM)
         elif isinstance(use, RandomAllocationDpEvent):
-            assumptions.append(
-                "each record is in one of the sums of an epoch, chosen at random, and nobody learns in which"
-            )
-            if adjacency is Adjacency.ADD_REMOVE:
-                assumptions.append(
-                    "rate, divisor, steps and delta were chosen without looking at the number of records"
-                )
-            assumptions.append("only the noisy sum is visible")
+            assumptions += [_ALLOCATED, *blind, _SUM]
         elif isinstance(use, TruncatedSubsampledGaussianDpEvent):
-            assumptions.append("records are drawn independently at the stated rate and nobody learns which were drawn")
-            assumptions.append("a record that is emptied keeps its place in a truncated batch")
-            assumptions.append("only the noisy sum is visible")
+            assumptions += [_DRAWN, "a record that is emptied keeps its place in a truncated batch", _SUM]
         elif isinstance(use, FIXED_SIZE):
             assumptions.append("a fixed number of records is drawn at random and nobody learns which or in what order")
         elif isinstance(use, RandomizedResponseDpEvent) and adjacency is Adjacency.ZERO_OUT:
@@ -297,12 +291,7 @@ def _largest_loss(use: DpEvent, adjacency: Adjacency) -> float:
 def _sampled_loss(event: DpEvent, rate: float, adjacency: Adjacency) -> float:
     if isinstance(event, VisibleVectorsDpEvent):
         rate, event = 1.0, event.event  # the number of visible vectors varies; all of them may be sent
-    inner = pure_epsilon(decompose(event, adjacency), adjacency)
-    if not math.isfinite(inner):
-        return math.inf
-    if inner < 30:
-        return math.log1p(rate * math.expm1(inner))
-    return inner + math.log(rate + (1 - rate) * math.exp(-inner))
+    return sampled_loss(pure_epsilon(decompose(event, adjacency), adjacency), rate)
 
 
 _MANY = 1_000_000  # the grid is wide enough for this many steps

@@ -368,7 +368,8 @@ class Ledger:
     def _state(self, terms: Terms) -> None:
         if self.also is not None:
             self.also.state(terms)
-        if not (terms.caveats <= self._tally.caveats and self._tally.assumptions.issuperset(terms.assumptions)):
+        stated = self._tally.stated
+        if not (terms.caveats <= stated.caveats and set(terms.assumptions) <= set(stated.assumptions)):
             self._write(self._tally.conditions(terms))
 
     def _receipt(self, name: str, number: int, *, repeated: bool = False, spent_again: bool = False) -> Receipt:

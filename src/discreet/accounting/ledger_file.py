@@ -41,6 +41,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import hashlib
 import json
 import math
@@ -281,9 +282,6 @@ class Tally:
     def statement(self) -> Statement:
         """Return the contents of the ledger."""
         spent = tuple((event, count) for event, count in zip(self.events, self.counts, strict=True) if count)
-        terms, unstated = Terms(), False
-        for stored in self.all_terms:
-            terms, unstated = (terms, True) if stored is None else (terms | stored, unstated)
         return Statement(
             self.unit,
             self.adjacency,
@@ -292,20 +290,15 @@ class Tally:
             self.respent,
             self.torn,
             self.ends_torn,
-            terms,
-            unstated,
+            self.stated,
+            None in self.all_terms,
             self.chain.decode(),
         )
 
     @property
-    def caveats(self) -> frozenset[Caveat]:
-        """The caveats recorded so far."""
-        return frozenset().union(*(terms.caveats for terms in self.all_terms if terms is not None))
-
-    @property
-    def assumptions(self) -> frozenset[str]:
-        """The assumptions recorded so far."""
-        return frozenset().union(*(terms.assumptions for terms in self.all_terms if terms is not None))
+    def stated(self) -> Terms:
+        """The terms recorded so far, all together."""
+        return functools.reduce(Terms.__or__, (terms for terms in self.all_terms if terms is not None), Terms())
 
     def conditions(self, terms: Terms | None) -> bytes:
         """Return the line that sets the current terms."""

@@ -44,7 +44,7 @@ from discreet.core.guarantee import Adjacency, Caveat, Guarantee
 SAMPLINGS = ("once", "fixed", "coins")
 CALIBRATIONS = ("sound", "paper", "paper-vector")
 _ENCODER = "the encoder is frozen and public, or its training is counted in the same ledger"
-_LABELS = "labels are public and not protected"
+LABELS_PUBLIC = "labels are public and not protected"
 _ALONE = "vectors are sent alone: a label beside one would show among whom it was drawn"
 _REASON = (
     "the published calibration halves the distance of two clipped vectors and adds up steps by a central-limit formula "
@@ -151,11 +151,6 @@ class LocalLayerCost:
         """How often a vector is sent, and the pool it is sampled from."""
         return Sending(self.population, self.drawn, self.steps, self.decoys, self.sampling)
 
-    @property
-    def pool(self) -> int:
-        """The number of vectors that can be sampled, including decoys."""
-        return self.population + self.decoys
-
     def vector(self, noise_std: float) -> DpEvent:
         """Return the event of one clipped vector with noise, under replace-one."""
         return GaussianDpEvent(positive("noise_std", noise_std) / (2 * self.clip_norm))
@@ -225,11 +220,11 @@ class LocalLayerCost:
                 delta=delta,
                 adjacency=Adjacency.REPLACE_ONE,
                 unit=unit,
-                assumptions=(_ENCODER, _LABELS if self.sampling == "once" else _ALONE),
+                assumptions=(_ENCODER, LABELS_PUBLIC if self.sampling == "once" else _ALONE),
             )
         step = self._paper_size * self.clip_norm / positive("noise_std", noise_std)
         claimed = gaussian_epsilon(central_limit_mu(step, self._paper_rate, self.steps), delta)
-        stated, caveats = (_ENCODER, _LABELS), frozenset({Caveat.PAPER_CALIBRATION})
+        stated, caveats = (_ENCODER, LABELS_PUBLIC), frozenset({Caveat.PAPER_CALIBRATION})
         return Guarantee(claimed, delta, unit, Adjacency.REPLACE_ONE, "paper", False, stated, _REASON, caveats)
 
     @property
@@ -240,4 +235,5 @@ class LocalLayerCost:
     @property
     def _paper_rate(self) -> float:
         """The rate in the paper: probability times fraction of true queries, although decoys do not change the rate."""
-        return self.drawn / self.pool * (self.population / self.pool if self.decoys else 1.0)
+        pool = self.sending.pool
+        return self.drawn / pool * (self.population / pool if self.decoys else 1.0)

@@ -61,7 +61,7 @@ def curve_of(event: DpEvent, adjacency: Adjacency) -> Curve:
     if not parts.uses:
         return curves.gaussian(parts.mu)
     if parts.single is not None:
-        return _single(parts.single, adjacency)
+        return use_curve(parts.single, adjacency)
     step, count = powers_of(parts, adjacency)
     # linear between the grid points, so it stays an upper bound
     composed = step.power(count)
@@ -116,10 +116,6 @@ def _powers(curve: Curve, interval: float) -> Powers:
 @cached_by_event
 def use_curve(use: DpEvent, adjacency: Adjacency) -> Curve:
     """Return the curve of one use, cached."""
-    return _single(use, adjacency)
-
-
-def _single(use: DpEvent, adjacency: Adjacency) -> Curve:
     if isinstance(use, PoissonSampledDpEvent):
         return _poisson(use, adjacency)
     if isinstance(use, FIXED_SIZE):
@@ -152,7 +148,7 @@ def _single(use: DpEvent, adjacency: Adjacency) -> Curve:
     if isinstance(use, DiscreteGaussianSumDpEvent):
         return gaussian_sum(use)
     if isinstance(use, ZCDpEvent):
-        return curves.zero_concentrated(use.rho, use.xi)
+        return curves.concentrated([(use.rho, use.xi)])
     if isinstance(use, OneOfDpEvent):
         return either([curve_of(event, adjacency) for event in use.events])
     if isinstance(use, RepeatAndSelectDpEvent):
@@ -200,7 +196,7 @@ def _discrete_laplace(use: DiscreteLaplaceDpEvent) -> Curve:
 
 def _discrete_gaussian(use: DiscreteGaussianDpEvent) -> Curve:
     if use.sensitivity > _STEEPEST * use.sigma:
-        return curves.zero_concentrated((use.sensitivity / use.sigma) ** 2 / 2)
+        return curves.concentrated([((use.sensitivity / use.sigma) ** 2 / 2, 0.0)])
     reach = math.ceil(12 * use.sigma) + use.sensitivity
     x = np.arange(-reach, reach + use.sensitivity + 1, dtype=np.float64)
     here, there = np.exp(-((x / use.sigma) ** 2) / 2), np.exp(-(((x - use.sensitivity) / use.sigma) ** 2) / 2)

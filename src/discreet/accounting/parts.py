@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from functools import lru_cache, wraps
 from typing import Any, ParamSpec, TypeVar
 
+import attr
+
 from discreet.accounting.events import (
     ClippedSumDpEvent,
     ComposedDpEvent,
@@ -208,17 +210,9 @@ def _sampled(event: DpEvent) -> DpEvent:
             return NoOpDpEvent()
         if event.sampling_probability == 1:
             return inner
-    if isinstance(event, RandomAllocationDpEvent):
-        if event.bins == 1 or isinstance(inner, NoOpDpEvent):
-            return inner
-        return event if inner is event.event else RandomAllocationDpEvent(inner, event.bins)
-    if inner is event.event:
-        return event
-    if isinstance(event, PoissonSampledDpEvent):
-        return PoissonSampledDpEvent(event.sampling_probability, inner)
-    if isinstance(event, VisibleVectorsDpEvent):
-        return VisibleVectorsDpEvent(inner, event.drawn, event.population)
-    return SampledWithoutReplacementDpEvent(event.source_dataset_size, event.sample_size, inner)
+    if isinstance(event, RandomAllocationDpEvent) and (event.bins == 1 or isinstance(inner, NoOpDpEvent)):
+        return inner
+    return event if inner is event.event else attr.evolve(event, event=inner)
 
 
 def _chosen(event: DpEvent) -> DpEvent:

@@ -128,8 +128,6 @@ def least_noise_for_risk(
     false_positive_rate: float,
     adjacency: Adjacency | str = Adjacency.ADD_REMOVE,
     low: float = 1e-3,
-    high: float = 1e6,
-    tolerance: float = 1e-4,
 ) -> float:
     """Return the least noise at which no membership test exceeds a true-positive rate at a false-positive rate.
 
@@ -143,12 +141,8 @@ def least_noise_for_risk(
         raise invalid(
             "true_positive_rate", target, f"> {rate}", "Random guessing already reaches the false-positive rate."
         )
-    # the excess over random guessing decreases to zero as the noise grows
-    return least(
-        lambda noise: most_true_positives(make(noise), rate, adjacency) - rate,
-        target - rate,
-        low=low,
-        high=high,
-        guess=1.0,
-        tolerance=tolerance,
-    )
+
+    def excess(noise: float) -> float:  # over random guessing: it decreases to zero as the noise grows
+        return most_true_positives(make(noise), rate, adjacency) - rate
+
+    return least(excess, target - rate, low=low, high=1e6, guess=1.0)

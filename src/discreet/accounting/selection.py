@@ -87,7 +87,7 @@ def either(curves: Sequence[Curve]) -> Curve:
     high = max(one.high for one in curves)
     low = max(one.high if one.high_absent is None else one.high_absent for one in curves)
     rounding = max(one.rounding for one in curves)
-    if all(one.symmetric for one in curves):
+    if all(one.absent is None for one in curves):
         return Curve(_largest(presents), high, rounding=rounding)
     return Curve(_largest(presents), high, _largest(absents), low, rounding)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -12,22 +12,8 @@ from discreet.core.errors import DataError, invalid, positive
 if TYPE_CHECKING:
     import torch
 
-    from discreet.core.randomness import Rng
 
 Array = TypeVar("Array", "npt.NDArray[Any]", "torch.Tensor")
-
-
-class Mechanism(Protocol):
-    """Randomness applied to a value, with its privacy cost."""
-
-    def __call__(self, x: Array, rng: Rng) -> Array:
-        """Return the randomized value, of the same type as the input."""
-        ...
-
-    @property
-    def event(self) -> Any:
-        """The cost of one use, as an event of `discreet.accounting.events`."""
-        ...
 
 
 def tensor_of(x: Any) -> torch.Tensor:

@@ -17,6 +17,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -81,6 +82,7 @@ class LambdaCGD(Correlation):
     """
 
     decay: float
+    earlier_noise: ClassVar[tuple[float, ...]] = ()
 
     def __post_init__(self) -> None:
         """Reject a decay outside (0, 1)."""
@@ -125,11 +127,6 @@ class LambdaCGD(Correlation):
         return (-self.decay,)
 
     @property
-    def earlier_noise(self) -> tuple[float, ...]:
-        """None."""
-        return ()
-
-    @property
     def deviation(self) -> float:
         """Of the difference of two arrays."""
         return math.sqrt(1 + self.decay**2)
@@ -144,6 +141,7 @@ class Banded(Correlation):
     """
 
     bands: int
+    earlier_normals: ClassVar[tuple[float, ...]] = ()
 
     def __post_init__(self) -> None:
         """Reject a single band, which is independent noise."""
@@ -173,11 +171,6 @@ class Banded(Correlation):
     def column_norm(self) -> float:
         """Norm of the band."""
         return float(np.linalg.norm(self.coefficients(self.bands))) * (1 + _ROUNDING)
-
-    @property
-    def earlier_normals(self) -> tuple[float, ...]:
-        """None."""
-        return ()
 
     @property
     def earlier_noise(self) -> tuple[float, ...]:

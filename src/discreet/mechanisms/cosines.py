@@ -1,4 +1,4 @@
-"""The cosine between a direction and its von Mises–Fisher noise: exact sampling, density and mean.
+"""The cosine between a direction and its von Mises–Fisher noise: exact sampling and mean.
 
 The cosine t has density proportional to exp(kappa t) (1 - t^2)^((d - 3) / 2) on [-1, 1]. It determines the privacy and
 the error of the mechanism: the rest of the direction is uniform.
@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-from numpy.polynomial.polynomial import polyval
 
 from discreet.core.errors import non_negative, whole
 
@@ -20,21 +19,6 @@ if TYPE_CHECKING:
     from discreet.core.randomness import FloatGenerator
 
 Floats = npt.NDArray[np.float64]
-
-# Denominator and numerators of the coefficients of p^k, p^(k+2), ... in the Debye polynomials u_k (DLMF 10.41.10).
-_DEBYE_FRACTIONS = (
-    (24, 3, -5),
-    (1152, 81, -462, 385),
-    (414720, 30375, -369603, 765765, -425425),
-    (39813120, 4465125, -94121676, 349922430, -446185740, 185910725),
-    (6688604160, 1519035525, -49286948607, 284499769554, -614135872350, 566098157625, -188699385875),
-    (
-        *(4815794995200, 2757049477875, -127577298354750, 1050760774457901, -3369032068261860),
-        *(5104696716244125, -3685299006138750, 1023694168371875),
-    ),
-)
-_DEBYE = [[numerator / row[0] for numerator in row[1:]] for row in _DEBYE_FRACTIONS]
-_LARGE_ORDER = 60.0
 
 
 def draw_cosines(kappa: float, dimension: int, count: int, generator: FloatGenerator) -> tuple[Floats, Floats]:
@@ -78,57 +62,6 @@ def accepted(count: int, propose: Callable[[int], tuple[Floats, Floats]]) -> tup
     return pairs[0], pairs[1]
 
 
-def log_mean_exp(kappa: float, dimension: int) -> float:
-    """Return the log of the mean of exp(kappa t) over the uniform sphere, without overflow.
-
-    It is log(Gamma(v + 1) (2 / kappa)^v I_v(kappa)) with v = d / 2 - 1. For large orders the uniform (Debye) expansion
-    of the Bessel function and Stirling's series are combined analytically, so that their large terms cancel.
-
-    >>> log_mean_exp(0.0, 10)
-    0.0
-    >>> round(log_mean_exp(1.0, 3), 6) == round(math.log(math.sinh(1.0)), 6)
-    True
-    """
-    non_negative("kappa", kappa, "An infinite kappa releases the direction itself.")
-    order = whole("dimension", dimension, 2, "A direction needs at least two coordinates.") / 2 - 1
-    if kappa * kappa <= 4 * (order + 1):
-        return _log_series(kappa * kappa / 4, order + 1)
-    if order >= _LARGE_ORDER:
-        return _log_debye(kappa, order)
-    return kappa + _log_scaled_bessel(order, kappa) + math.lgamma(order + 1) + order * math.log(2 / kappa)
-
-
-def _log_scaled_bessel(order: float, kappa: float) -> float:
-    """Return log(I_v(kappa) exp(-kappa)) for a small order v; beyond scipy's range by three terms of its expansion."""
-    if kappa < 1e8:
-        from scipy.special import ive
-
-        return math.log(float(ive(order, kappa)))
-    m, x = 4 * order * order, 8 * kappa
-    return math.log1p(-(m - 1) / x + (m - 1) * (m - 9) / (2 * x * x)) - 0.5 * math.log(2 * math.pi * kappa)
-
-
-def _log_series(x: float, a: float) -> float:
-    """Return the log of the hypergeometric series 0F1(a; x), all of whose terms are positive."""
-    term, total, k = 1.0, 0.0, 0
-    while term > 1e-18 * (1 + total) or k == 0:
-        term *= x / ((a + k) * (k + 1))
-        total += term
-        k += 1
-    return math.log1p(total)
-
-
-def _log_debye(kappa: float, order: float) -> float:
-    z = kappa / order
-    root = math.hypot(1.0, z)
-    q = z * z / (1 + root)  # root - 1
-    p = 1 / root
-    tail = sum(p**k * float(polyval(p * p, terms)) / order**k for k, terms in enumerate(_DEBYE, start=1))
-    inverse = 1 / (order * order)
-    stirling = (1 / 12 - inverse * (1 / 360 - inverse * (1 / 1260 - inverse / 1680))) / order
-    return order * (q - math.log1p(q / 2)) - 0.5 * math.log(root) + math.log1p(tail) + stirling
-
-
 def log_sphere_area(dimension: int) -> float:
     """Return the log of the surface area of the unit sphere in d dimensions.
 
@@ -136,15 +69,6 @@ def log_sphere_area(dimension: int) -> float:
     4.0
     """
     return math.log(2) + dimension / 2 * math.log(math.pi) - math.lgamma(dimension / 2)
-
-
-def log_cosine_density(t: npt.ArrayLike, kappa: float, dimension: int) -> Floats:
-    """Return the log-density of the cosine at t in [-1, 1]; at the ends it may be infinite."""
-    from scipy.special import betaln, xlog1py
-
-    cosine = np.asarray(t, dtype=np.float64)
-    uniform = xlog1py((dimension - 3) / 2, -cosine * cosine) - float(betaln(0.5, (dimension - 1) / 2))
-    return np.asarray(uniform + kappa * cosine - log_mean_exp(kappa, dimension))
 
 
 def mean_cosine(kappa: float, dimension: int) -> float:

@@ -1,4 +1,4 @@
-"""Gaussian noise for a bounded L2 sensitivity, calibrated exactly or by the classical formula."""
+"""Gaussian noise for a bounded L2 sensitivity, calibrated exactly."""
 
 from __future__ import annotations
 
@@ -46,13 +46,6 @@ class Gaussian:
         from discreet.accounting.gdp import ROUNDING, gaussian_noise
 
         return cls(gaussian_noise(epsilon, delta, sensitivity) * (1 + ROUNDING), sensitivity)
-
-    @classmethod
-    def classical(cls, epsilon: float, delta: float, sensitivity: float) -> Gaussian:
-        """Return noise with std = sensitivity * sqrt(2 ln(1.25 / delta)) / epsilon, which is proven for epsilon < 1."""
-        from discreet.accounting.gdp import classical_gaussian_noise
-
-        return cls(classical_gaussian_noise(epsilon, delta, sensitivity), sensitivity)
 
     @property
     def event(self) -> DpEvent:

@@ -48,8 +48,6 @@ class RandomizedResponse:
     Paper: Warner 1965, Randomized response; Kairouz, Bonawitz and Ramage 2016, Discrete distribution estimation under
         local privacy, for k categories.
 
-    >>> RandomizedResponse.from_bias(1 / 4).epsilon == math.log(3)
-    True
     >>> round(RandomizedResponse(epsilon=math.log(3)).truth, 12)
     0.75
     """
@@ -62,13 +60,6 @@ class RandomizedResponse:
         non_negative("epsilon", self.epsilon)
         if whole("categories", self.categories, 2, "With one category there is nothing to hide.") > 2**31:
             raise invalid("categories", self.categories, "at most 2^31", "Group the values first.")
-
-    @classmethod
-    def from_bias(cls, gamma: float) -> RandomizedResponse:
-        """Return the binary mechanism that reports the truth with probability 1/2 + gamma; gamma = 1/4 is ln 3."""
-        if not 0 <= gamma < 0.5:
-            raise invalid("gamma", gamma, "in [0, 1/2)", "The truth is reported with probability 1/2 + gamma.")
-        return cls(math.log((1 + 2 * gamma) / (1 - 2 * gamma)))
 
     @property
     def _lies(self) -> int:

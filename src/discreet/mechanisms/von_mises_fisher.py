@@ -96,11 +96,8 @@ class VonMisesFisher:
         return in_kind(torch.where(length > 0, self.kappa * cosine + self.log_normaliser, uniform), y)
 
     @property
-    def pure_epsilon(self) -> float:
-        """The bound on the loss at delta 0: 2 * kappa, for any two directions."""
-        return 2 * self.kappa
-
-    @property
     def log_normaliser(self) -> float:
         """The log of the normalizing constant C of the density C exp(kappa <u, y>)."""
-        return -cosines.log_mean_exp(self.kappa, self.dimension) - cosines.log_sphere_area(self.dimension)
+        from discreet.accounting.von_mises_fisher import log_mean
+
+        return -log_mean(self.kappa, self.dimension) - cosines.log_sphere_area(self.dimension)

@@ -24,6 +24,7 @@ from discreet.core.errors import UnsupportedError, invalid, open_probability, po
 from discreet.core.guarantee import Adjacency, Guarantee, in_digits
 from discreet.core.randomness import Rng
 from discreet.core.settings import as_dict, option
+from discreet.data.samplers import FixedSize, Poisson, Sampler, Shuffled
 from discreet.models.pairs import PAIR_WIDTH
 from discreet.models.settings import TrainDefaults
 
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from dp_accounting.dp_event import DpEvent
 
     from discreet.clipping.record import Record
-    from discreet.data.samplers import Sampler
     from discreet.models.classifier import Classifier
 
 
@@ -100,11 +100,6 @@ class Conditions:
     most_rows: int = 1
     sampler: Sampler | None = None
 
-    @property
-    def sampling_rate(self) -> float:
-        """Expected fraction of the units in a batch."""
-        return self.batch_size / self.units
-
 
 def plain_defaults(part: str, units: int, width: int, *, pairs: bool = False) -> TrainDefaults:
     """Return the default settings of a training run with ordinary, unprotected steps; `pairs` are read together.
@@ -128,10 +123,16 @@ class Protection(ABC):
     default_part: ClassVar[str] = "all"  # what is trained by default: head, or all
     default_head: ClassVar[str] = "linear"
     default_pair_head: ClassVar[str] = "linear"  # for pairs that are read separately
-    has_sides: ClassVar[bool] = False  # whether a finished model is split into a client and a server side
     learns_little: ClassVar[bool] = False  # whether only the head is trained by default when there are few units
     needs_classifier: ClassVar[bool] = False  # whether it protects the sentence vectors of a classifier
+    has_sides: ClassVar[bool] = False  # whether a finished model is split into a client and a server side
     samples_units: ClassVar[bool] = False  # whether batches are samples of units, not of rows
+    epsilon: float | None = None  # budget of the whole release for one unit, if it is set instead of the strength
+    delta: float | None = None  # delta of the guarantee; None means a default that depends on the number of units
+    public: str | None = None  # name or path of the public text that it mixes with or learns from
+    rewrites_queries: bool = False  # whether held-out text is rewritten too before the model reads it
+    visible: ClassVar[Visible] = "each"  # the noisy sum of a batch, or each noisy text or vector in it
+    priced: ClassVar[bool] = True  # whether it has a finite privacy cost; if not, nothing is guaranteed
 
     @property
     @abstractmethod
@@ -144,24 +145,9 @@ class Protection(ABC):
         """Adjacency that the accounting uses."""
 
     @property
-    def epsilon(self) -> float | None:
-        """Budget of the whole release for one unit, or None if the strength was set instead."""
-        return None
-
-    @property
-    def delta(self) -> float | None:
-        """Delta of the guarantee; None means a default that depends on the number of units."""
-        return None
-
-    @property
     def limits(self) -> bool:
         """Whether the ledger enforces `epsilon` as a limit on the training."""
         return self.epsilon is not None
-
-    @property
-    def public(self) -> str | None:
-        """Name or path of the public text that it mixes with or learns from."""
-        return None
 
     @property
     def starts_from_public(self) -> bool:
@@ -169,19 +155,9 @@ class Protection(ABC):
         return False
 
     @property
-    def visible(self) -> Visible:
-        """Whether an observer sees only the noisy sum of a batch, or each noisy text or vector in it."""
-        return "each"
-
-    @property
     def protects_labels(self) -> bool:
         """Whether its guarantee covers the labels too; if not, they are declared public."""
         return True
-
-    @property
-    def rewrites_queries(self) -> bool:
-        """Whether held-out text is rewritten too before the model reads it."""
-        return False
 
     @property
     def stored(self) -> bool:
@@ -197,11 +173,6 @@ class Protection(ABC):
     def trains_parts(self) -> bool:
         """Whether some of the parameters can be trained first, at the same cost."""
         return False
-
-    @property
-    def priced(self) -> bool:
-        """Whether it has a finite privacy cost; if not, nothing is guaranteed."""
-        return True
 
     @property
     def needs_public(self) -> bool:
@@ -255,8 +226,6 @@ class Protection(ABC):
 
         Protections of gradients sample units, others rows, of which there are as many as units by default.
         """
-        from discreet.data.samplers import Shuffled
-
         return Shuffled(min(size, units if rows is None else rows))
 
     def notice(self, conditions: Conditions, unit: str) -> str | None:
@@ -366,17 +335,13 @@ class GradientProtection(Protection):
 
     place: ClassVar[Place] = "gradient"
     samples_units: ClassVar[bool] = True
+    step_kind: ClassVar[StepKind] = "sum"
     draws_to_gather: ClassVar[bool] = False  # whether `gather` draws random numbers, which a CUDA graph would repeat
 
     @property
     def starts_from_public(self) -> bool:
         """Whether the model is first trained on public text, as it is if there is some."""
         return self.public is not None
-
-    @property
-    def step_kind(self) -> StepKind:
-        """It is applied to the sum of every step."""
-        return "sum"
 
     @property
     @abstractmethod
@@ -427,8 +392,6 @@ class GradientProtection(Protection):
 
     def sampler_for(self, size: int, units: int, rows: int | None = None) -> Sampler:
         """Return the sampler that the accounting assumes: Poisson for sums, a fixed size for visible vectors."""
-        from discreet.data.samplers import FixedSize, Poisson
-
         size = min(size, units)
         return FixedSize(size) if self.visible == "each" else Poisson.expecting(size, units)
 
@@ -447,25 +410,13 @@ class TextProtection(Protection):
     """A protection of text: rewrite the train split first; ordinary training on it is post-processing."""
 
     place: ClassVar[Place] = "text"
-
-    @property
-    def stored(self) -> bool:
-        """Yes: texts are rewritten once."""
-        return True
-
-    @property
-    def step_kind(self) -> StepKind:
-        """Steps read rewritten texts."""
-        return "rewritten"
+    stored: ClassVar[bool] = True  # texts are rewritten once
+    protects_labels: ClassVar[bool] = False  # only texts are rewritten
+    step_kind: ClassVar[StepKind] = "rewritten"
 
     def spends(self, plan: Planned, model: Any, split: Any) -> dict[str, int]:
         """Return the one spend of rewriting the texts."""
         return counted([(self.cost(split), "rewrite")])
-
-    @property
-    def protects_labels(self) -> bool:
-        """No: only texts are rewritten."""
-        return False
 
     @abstractmethod
     def cost(self, corpus: Any) -> DpEvent:
@@ -484,7 +435,21 @@ class TextProtection(Protection):
         return self.rewrite(corpus, rng) if self.rewrites_queries else corpus
 
 
-class Once(ABC):
+class _Applied(ABC):
+    """A protection of vectors in one training run, with its secret values, which its repr does not show."""
+
+    protect: RepresentationProtection
+
+    def stated(self, guarantee: Guarantee) -> Guarantee:
+        """Return the guarantee with the assumptions and caveats of the protection added."""
+        return self.protect.stated(guarantee)
+
+    def __repr__(self) -> str:
+        """Return the settings without any secret."""
+        return f"{type(self).__name__}({self.protect})"
+
+
+class Once(_Applied):
     """One release of all vectors, whose cost is known before its noise is used.
 
     `partners` are the rows mixed into each released vector and `weights` their weights, as ground truth for attacks;
@@ -510,10 +475,6 @@ class Once(ABC):
         """Public probability that a label is the true one."""
 
     @abstractmethod
-    def stated(self, guarantee: Guarantee) -> Guarantee:
-        """Return the guarantee with the assumptions and caveats of this release added."""
-
-    @abstractmethod
     def send(self, vectors: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Return what leaves: vectors, and labels (numbers, or class probabilities) or scores."""
 
@@ -522,7 +483,7 @@ class Once(ABC):
         return self.send(vectors, targets)
 
 
-class Live(ABC):
+class Live(_Applied):
     """Protection of the vectors of every step, inside the loss, while the encoder may be trained.
 
     Random values are sampled outside (`draw`) and passed in as tensors whose shapes depend on the number of rows alone,
@@ -535,10 +496,6 @@ class Live(ABC):
 
         `size` is the number of sampled rows, for noise that depends on it.
         """
-
-    def stated(self, guarantee: Guarantee) -> Guarantee:
-        """Return the guarantee with the assumptions and caveats of this protection added."""
-        return guarantee
 
     @abstractmethod
     def draw(self, rows: Rows, shape: tuple[int, ...], step: int, epoch: int) -> dict[str, Tensor]:
@@ -556,11 +513,7 @@ class RepresentationProtection(Protection):
 
     place: ClassVar[Place] = "representation"
     needs_classifier: ClassVar[bool] = True
-
-    @property
-    def position(self) -> Position:
-        """Whether it protects sentence vectors, or the states of all tokens before pooling (live only)."""
-        return "sentence"
+    position: Position = "sentence"  # sentence vectors, or the states of all tokens before pooling (live only)
 
     @property
     def sampling(self) -> Sampling:
@@ -569,8 +522,6 @@ class RepresentationProtection(Protection):
 
     def sampler_for(self, size: int, units: int, rows: int | None = None) -> Sampler:
         """Return the sampler that the accounting assumes, which `sampling` names; a stored release is shuffled."""
-        from discreet.data.samplers import FixedSize, Poisson
-
         count = units if rows is None else rows
         if self.sampling == "coins" and not self.stored:
             return Poisson.expecting(min(size, count), count)
@@ -595,6 +546,10 @@ class RepresentationProtection(Protection):
         live = self.live(plan.rows, model.width, model.classes, Rng.secret(), model.device)
         per_epoch = plan.sampler.steps_per_epoch(plan.rows)
         return counted(live.cost(step, step // per_epoch) for step in range(plan.steps))
+
+    def stated(self, guarantee: Guarantee) -> Guarantee:
+        """Return the guarantee with the assumptions, caveats or reason of this protection added."""
+        return guarantee
 
     @abstractmethod
     def once(self, owners: Rows, width: int, classes: int, secret: Rng) -> Once:

@@ -82,6 +82,8 @@ class DirDPSGD(GradientProtection):
     epsilon: float | None = option_field(None, "Privacy budget of one unit for the whole run.", "Budget")
     delta: float | None = field(default=None, metadata=DELTA)
     name: ClassVar[str] = "dir-dp-sgd"
+    visible: ClassVar[Visible] = "each"  # each direction is noisy by itself; their sum is post-processing
+    adjacency: ClassVar[Adjacency] = Adjacency.REPLACE_ONE
     draws_to_gather: ClassVar[bool] = True
     learns_little: ClassVar[bool] = True
 
@@ -168,16 +170,6 @@ class DirDPSGD(GradientProtection):
 
         events = [VonMisesFisher(self.concentration, block.dimension).event for block in self.blocks]
         return events[0] if len(events) == 1 else ComposedDpEvent(events)
-
-    @property
-    def visible(self) -> Visible:
-        """Each direction is noisy by itself; their sum is post-processing."""
-        return "each"
-
-    @property
-    def adjacency(self) -> Adjacency:
-        """A unit is replaced by any other."""
-        return Adjacency.REPLACE_ONE
 
     @property
     def signal_norm(self) -> float:
@@ -270,15 +262,11 @@ class DirDPSGD(GradientProtection):
 def _largest_kappa(blocks: tuple[Block, ...], epsilon: float, conditions: Conditions) -> float:
     """Return the largest kappa with which all steps of a training run together cost at most epsilon."""
     from discreet.accounting.calibrate import largest_rate
-    from discreet.accounting.events import SelfComposedDpEvent
-    from discreet.data.samplers import FixedSize
-
-    size = min(conditions.batch_size, conditions.units)
 
     def training(kappa: float) -> DpEvent:
-        step = DirDPSGD(kappa, blocks).event
-        sampled = step if size == conditions.units else FixedSize(size).amplify(step, conditions.units, "each")
-        return sampled if conditions.steps == 1 else SelfComposedDpEvent(sampled, conditions.steps)
+        protect = DirDPSGD(kappa, blocks)
+        sampler = protect.sampler_for(conditions.batch_size, conditions.units)
+        return protect.training_cost(sampler, conditions.steps, conditions.units)
 
     return largest_rate(
         training,

@@ -114,6 +114,9 @@ class DPSGD(GradientProtection):
         None, "Public text with the same labels, a corpus or file: train on it first, without noise.", "Method"
     )
     name: ClassVar[str] = "dp-sgd"
+    visible: ClassVar[Visible] = "sum"
+    # The rows of a unit are emptied: the number of units is public, unless a population is set instead.
+    adjacency: ClassVar[Adjacency] = Adjacency.ZERO_OUT
     learns_little: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -151,7 +154,10 @@ class DPSGD(GradientProtection):
     def resolve(self, conditions: Conditions) -> DPSGD:
         """Return the protection with its noise: the one that was set, or the largest that a target needs."""
         if self.noise_multiplier is not None:
-            return self.without_budget()
+            return self.with_noise(self.noise_multiplier)  # without its budget, which the plan keeps
+        from discreet.accounting.calibrate import least_noise
+        from discreet.accounting.risk import least_noise_for_risk
+
         sampler = conditions.sampler or self.sampler_for(conditions.batch_size, conditions.units)
         self._check_groups(sampler)
 
@@ -160,17 +166,21 @@ class DPSGD(GradientProtection):
 
         noises = []
         if self.epsilon is not None:
-            noises.append(_noise_for_budget(training, self.epsilon, conditions.delta, Adjacency.ZERO_OUT))
+            noises.append(
+                least_noise(training, epsilon=self.epsilon, delta=conditions.delta, adjacency=Adjacency.ZERO_OUT)
+            )
         if self.true_positive_rate is not None:
-            rates = self.true_positive_rate, self.false_positive_rate
-            noises.append(_noise_for_risk(training, *rates, Adjacency.ZERO_OUT))
+            noises.append(
+                least_noise_for_risk(
+                    training,
+                    true_positive_rate=self.true_positive_rate,
+                    false_positive_rate=self.false_positive_rate,
+                    adjacency=Adjacency.ZERO_OUT,
+                )
+            )
         return self.with_noise(max(noises))
 
-    def without_budget(self) -> DPSGD:
-        """Return the same protection without its budget, which the plan keeps."""
-        return self.with_noise(self.noise_multiplier)
-
-    def with_noise(self, noise_multiplier: float | None) -> DPSGD:
+    def with_noise(self, noise_multiplier: float) -> DPSGD:
         """Return the same method with this noise and without a budget."""
         return DPSGD(
             noise_multiplier,
@@ -325,24 +335,19 @@ class DPSGD(GradientProtection):
 
         It keeps the budget, so that a training run with more steps or larger batches stops there.
         """
-        noise = _noise_for_budget(_training(sampling_rate, steps), epsilon, delta, adjacency)
-        return cls(noise, clip_norm, clipping, epsilon, delta)
+        from discreet.accounting.calibrate import least_noise
 
-    @classmethod
-    def for_risk(
-        cls,
-        true_positive_rate: float,
-        false_positive_rate: float,
-        *,
-        sampling_rate: float,
-        steps: int,
-        clip_norm: float = 0.1,
-        clipping: str = "flat",
-        adjacency: Adjacency | str = Adjacency.ZERO_OUT,
-    ) -> DPSGD:
-        """Return the protection with the least noise under which no membership attack exceeds these rates."""
-        noise = _noise_for_risk(_training(sampling_rate, steps), true_positive_rate, false_positive_rate, adjacency)
-        return cls(noise, clip_norm, clipping)
+        positive("epsilon", epsilon, "It is the budget of the whole training.")
+        remedy = "It is expected batch size / number of units."
+        if not probability("sampling_rate", sampling_rate, remedy) > 0:
+            raise invalid("sampling_rate", sampling_rate, "in (0, 1]", remedy)
+        sampler, steps = Poisson(sampling_rate), whole("steps", steps)
+
+        def training(noise: float) -> DpEvent:
+            return DPSGD(noise).training_cost(sampler, steps, 1)
+
+        noise = least_noise(training, epsilon=epsilon, delta=delta, adjacency=adjacency)
+        return cls(noise, clip_norm, clipping, epsilon, delta)
 
     @property
     def event(self) -> DpEvent:
@@ -355,16 +360,6 @@ class DPSGD(GradientProtection):
         if self.noise == 0:
             return NoGuaranteeDpEvent("no noise was added")
         return _sum_event(self.noise / (1.0 if self.correlated is None else self.correlated.column_norm))
-
-    @property
-    def visible(self) -> Visible:
-        """Only the noisy sum of a batch is visible."""
-        return "sum"
-
-    @property
-    def adjacency(self) -> Adjacency:
-        """The rows of a unit are emptied: the number of units is public, unless a population is set instead."""
-        return Adjacency.ZERO_OUT
 
     @property
     def clip(self) -> Clip:
@@ -397,43 +392,3 @@ def _sum_event(noise: float) -> DpEvent:
     from discreet.accounting.events import ClippedSumDpEvent
 
     return ClippedSumDpEvent(noise)
-
-
-def _noise_for_budget(
-    training: Callable[[float], DpEvent], epsilon: float, delta: float, adjacency: Adjacency | str
-) -> float:
-    from discreet.accounting.calibrate import least_noise
-
-    positive("epsilon", epsilon, "It is the budget of the whole training.")
-    return least_noise(training, epsilon=epsilon, delta=delta, adjacency=adjacency)
-
-
-def _noise_for_risk(
-    training: Callable[[float], DpEvent],
-    true_positive_rate: float,
-    false_positive_rate: float,
-    adjacency: Adjacency | str,
-) -> float:
-    from discreet.accounting.risk import least_noise_for_risk
-
-    return least_noise_for_risk(
-        training,
-        true_positive_rate=true_positive_rate,
-        false_positive_rate=false_positive_rate,
-        adjacency=adjacency,
-    )
-
-
-def _training(sampling_rate: float, steps: int) -> Callable[[float], DpEvent]:
-    """Return the event of the whole training as a function of its noise."""
-    from discreet.accounting.events import ClippedSumDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
-
-    remedy = "It is expected batch size / number of units."
-    if not probability("sampling_rate", sampling_rate, remedy) > 0:
-        raise invalid("sampling_rate", sampling_rate, "in (0, 1]", remedy)
-    whole("steps", steps)
-
-    def event(noise: float) -> DpEvent:
-        return SelfComposedDpEvent(PoissonSampledDpEvent(sampling_rate, ClippedSumDpEvent(noise)), steps)
-
-    return event

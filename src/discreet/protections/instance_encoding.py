@@ -14,13 +14,15 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from discreet.accounting.events import ComposedDpEvent, DpEvent, SelfComposedDpEvent
 from discreet.accounting.instance_encoding import CALIBRATIONS, InstanceEncodingCost, Load
+from discreet.accounting.local_layer import LABELS_PUBLIC
 from discreet.core.errors import DataError, SettingError, UnsupportedError, invalid, one_of, positive, setting, whole
 from discreet.core.guarantee import Adjacency, Caveat, Guarantee, in_digits
 from discreet.core.randomness import Rng
@@ -48,14 +50,12 @@ from discreet.protections.base import (
 from discreet.protections.local.projection import Projection, labelled, principal
 from discreet.protections.texthide import Floats, capped, mixtures
 
-if TYPE_CHECKING:
-    from dp_accounting.dp_event import DpEvent
-
-
 # Name of the mechanism -> name of its noise in `accounting`.
 MECHANISMS = {"gaussian": "gaussian", "laplace": "laplace", "laplace-l2": "l2-laplace"}
 LABELS = ("public", "noisy")
 ROUNDING = 1e-6
+ENCODER = "the encoder and the projection are frozen and public, or their training is counted in the same ledger"
+WEIGHTS = "the mixing weights were drawn without looking at the texts, and every output has fresh noise"
 
 
 @dataclass(frozen=True)
@@ -236,8 +236,6 @@ class InstanceEncoding(RepresentationProtection):
 
     def with_labels(self, vectors: DpEvent, classes: int, uses: int) -> DpEvent:
         """Return the event of vectors together with the labels of a unit with `uses` rows, if these are noisy."""
-        from discreet.accounting.events import ComposedDpEvent, SelfComposedDpEvent
-
         if self.labels == "public":
             return vectors
         return ComposedDpEvent([vectors, SelfComposedDpEvent(self.response(classes, uses).event, uses)])
@@ -258,6 +256,26 @@ class InstanceEncoding(RepresentationProtection):
             return vectors
         mean, matrix = (t.to(vectors) for t in (self.projection.mean, self.projection.matrix))
         return (vectors - mean) @ matrix.T
+
+    def stated(self, guarantee: Guarantee) -> Guarantee:
+        """Return a guarantee with its assumptions; with the paper's calibration, its claim and the true figure."""
+        public_labels = (LABELS_PUBLIC,) if self.labels == "public" else ()
+        assumptions = tuple(dict.fromkeys((*guarantee.assumptions, ENCODER, WEIGHTS, *public_labels)))
+        if self.projection is not None and not self.projection.public and guarantee.exists:
+            guarantee = guarantee.with_caveats({Caveat.PRIVATE_PROJECTION})
+        if self.calibration == "sound" or not guarantee.exists:
+            return dataclasses.replace(guarantee, assumptions=assumptions)
+        true = in_digits(guarantee.epsilon) if math.isfinite(guarantee.epsilon) else "infinite"
+        return dataclasses.replace(
+            guarantee,
+            epsilon=self.budget,
+            certified=False,
+            accountant="paper",
+            reason="the published calibration takes half the distance of two clipped vectors or less and counts no "
+            f"composition; the epsilon of this noise is {true}",
+            assumptions=assumptions,
+            caveats=guarantee.caveats | {Caveat.PAPER_CALIBRATION},
+        )
 
     def check(self, batch_size: int, rows: int) -> None:
         """Reject mixtures of more vectors than there are."""
@@ -329,11 +347,6 @@ def attach(model: Classifier, query: Clipped, rng: Rng) -> None:
     model.query = query.to(model.device)
 
 
-ENCODER = "the encoder and the projection are frozen and public, or their training is counted in the same ledger"
-PUBLIC_LABELS = "labels are public and not protected"
-WEIGHTS = "the mixing weights were drawn without looking at the texts, and every output has fresh noise"
-
-
 @dataclass(repr=False)
 class Encodings(Once):
     """One release of all rows, with its secret partners and weights; its repr does not show them."""
@@ -383,10 +396,6 @@ class Encodings(Once):
         vectors = self.protect.cost(self.load, self.width).event(self.scale)
         return self.protect.with_labels(vectors, self.classes, self.uses)
 
-    def stated(self, guarantee: Guarantee) -> Guarantee:
-        """Return the guarantee with its assumptions, or the paper's claim together with the true figure."""
-        return stated(self.protect, guarantee)
-
     def send(self, vectors: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Return the encodings and their targets.
 
@@ -411,10 +420,6 @@ class Encodings(Once):
         )
         assert isinstance(mixed_targets, Tensor)
         return noisy.float(), mixed_targets
-
-    def __repr__(self) -> str:
-        """Return the settings without any secret."""
-        return f"Encodings({self.protect})"
 
 
 @dataclass(repr=False)
@@ -447,10 +452,6 @@ class LiveEncodings(Live):
         """Return the cost of an epoch, counted once; the first epoch includes the labels of all epochs."""
         event: DpEvent = self.protect.cost(self.load(1), self.width).event(self.scale)
         return self.protect.with_labels(event, self.classes, 1) if epoch == 0 else event, f"epoch {epoch}"
-
-    def stated(self, guarantee: Guarantee) -> Guarantee:
-        """Return the guarantee with its assumptions, or the paper's claim together with the true figure."""
-        return stated(self.protect, guarantee)
 
     def draw(self, rows: Rows, shape: tuple[int, ...], step: int, epoch: int) -> dict[str, Tensor]:
         """Return the mixture of each row and its noise."""
@@ -506,10 +507,6 @@ class LiveEncodings(Live):
                 targets = (targets + draws["shift"]) % self.classes
             return mixed, draws["mix"] @ soft_targets(targets, self.classes)
 
-    def __repr__(self) -> str:
-        """Return the settings without any secret."""
-        return f"LiveEncodings({self.protect})"
-
 
 def load_of(partners: Rows, weights: Floats, owners: Rows) -> Load:
     """Return the most that all outputs together hold of one unit.
@@ -524,24 +521,3 @@ def load_of(partners: Rows, weights: Floats, owners: Rows) -> Load:
     unit = keys % units
     squares, total = np.bincount(unit, weights=held**2), np.bincount(unit, weights=held)
     return Load(float(squares.max()), float(total.max()))
-
-
-def stated(protect: InstanceEncoding, guarantee: Guarantee) -> Guarantee:
-    """Return a guarantee with its assumptions; with the paper's calibration, its claim and the true figure."""
-    public_labels = (PUBLIC_LABELS,) if protect.labels == "public" else ()
-    assumptions = tuple(dict.fromkeys((*guarantee.assumptions, ENCODER, WEIGHTS, *public_labels)))
-    if protect.projection is not None and not protect.projection.public and guarantee.exists:
-        guarantee = guarantee.with_caveats({Caveat.PRIVATE_PROJECTION})
-    if protect.calibration == "sound" or not guarantee.exists:
-        return dataclasses.replace(guarantee, assumptions=assumptions)
-    true = in_digits(guarantee.epsilon) if math.isfinite(guarantee.epsilon) else "infinite"
-    return dataclasses.replace(
-        guarantee,
-        epsilon=protect.budget,
-        certified=False,
-        accountant="paper",
-        reason="the published calibration takes half the distance of two clipped vectors or less and counts no "
-        f"composition; the epsilon of this noise is {true}",
-        assumptions=assumptions,
-        caveats=guarantee.caveats | {Caveat.PAPER_CALIBRATION},
-    )

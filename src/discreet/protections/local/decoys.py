@@ -6,7 +6,7 @@ as far as the accounting says (sampling from a pool that includes them); it does
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -48,11 +48,6 @@ class Decoys:
         if not words:
             raise DataError("Expected complete words in the vocabulary, got none. Use public sentences instead.")
         return cls(words=words, shortest=shortest, longest=longest)
-
-    @classmethod
-    def of_sentences(cls, sentences: Sequence[str]) -> Decoys:
-        """Return decoys that are sampled from public sentences, with replacement."""
-        return cls(sentences=tuple(sentences))
 
     def draw(self, count: int, rng: Rng) -> tuple[str, ...]:
         """Return `count` decoys."""

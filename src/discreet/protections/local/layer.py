@@ -8,23 +8,19 @@ PrivUnit and von Mises–Fisher noise on directions in few dimensions are availa
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from discreet.accounting.events import DpEvent
 from discreet.accounting.local_layer import LocalLayerCost, Sending
 from discreet.core.errors import DataError, invalid, one_of, open_probability, positive, whole
 from discreet.core.guarantee import Adjacency
+from discreet.core.randomness import Rng
 from discreet.mechanisms.gaussian import Gaussian
 from discreet.mechanisms.priv_unit import PrivUnit
 from discreet.mechanisms.von_mises_fisher import VonMisesFisher
-
-if TYPE_CHECKING:
-    from dp_accounting.dp_event import DpEvent
-
-    from discreet.core.randomness import Rng
-
 
 MECHANISMS = ("gaussian", "vmf", "privunit")
 LEAST_DIMENSION = 8  # a narrower release would hold little but the label
@@ -52,6 +48,7 @@ class LDPLayer:
     strength: float
     clip_norm: float = 1.0
     name: ClassVar[str] = "ldp"
+    adjacency: ClassVar[Adjacency] = Adjacency.REPLACE_ONE  # the server sees that a vector was sent
 
     def __post_init__(self) -> None:
         """Reject unknown mechanisms and settings outside their range."""
@@ -81,7 +78,7 @@ class LDPLayer:
         open_probability("delta", delta)
         sending = sending or Sending(population=1)
         if mechanism == "gaussian":
-            cost = layer_cost(clip_norm, sending, calibration)
+            cost = LocalLayerCost(clip_norm, **vars(sending), calibration=calibration)
             return cls(mechanism, dimension, cost.noise_std(epsilon, delta), clip_norm)
         if calibration != "sound":
             raise invalid("calibration", calibration, "sound for unit vectors", "The paper has Gaussian noise only.")
@@ -105,11 +102,6 @@ class LDPLayer:
     def event(self) -> DpEvent:
         """Privacy event of one vector that is replaced by any other."""
         return self.noise.event
-
-    @property
-    def adjacency(self) -> Adjacency:
-        """A vector is replaced by any other: the server sees that one was sent."""
-        return Adjacency.REPLACE_ONE
 
     @property
     def variance(self) -> float:
@@ -136,10 +128,3 @@ class LDPLayer:
         """Return one release for each row, (rows, dimension)."""
         noise, bounded = self.noise, self.bounded(vectors)
         return noise.estimate(bounded, rng) if isinstance(noise, VonMisesFisher) else noise(bounded, rng)
-
-
-def layer_cost(clip_norm: float, sending: Sending, calibration: str = "sound") -> LocalLayerCost:
-    """Return the cost of Gaussian noise on vectors that are sent as `sending` describes."""
-    return LocalLayerCost(
-        clip_norm, sending.population, sending.drawn, sending.steps, sending.decoys, sending.sampling, calibration
-    )

@@ -141,11 +141,6 @@ class QueryAxes:
     up: Tensor = field(repr=False)
     origin: Tensor = field(repr=False)
 
-    @property
-    def width(self) -> int:
-        """Number of coordinates of a query."""
-        return int(self.matrix.shape[0])
-
     def __call__(self, bounded: Tensor) -> Tensor:
         """Return the coordinates of queries."""
         return bounded @ self.matrix.T + self.offset
@@ -168,8 +163,8 @@ def query_axes(
 
     >>> weights = torch.randn(3, 12, generator=torch.Generator().manual_seed(0))
     >>> axes = query_axes(weights, torch.zeros(3), torch.zeros(12), torch.eye(12), 8)
-    >>> axes.width, axes.back(axes(torch.ones(5, 12))).shape
-    (8, torch.Size([5, 12]))
+    >>> axes(torch.ones(5, 12)).shape, axes.back(axes(torch.ones(5, 12))).shape
+    (torch.Size([5, 8]), torch.Size([5, 12]))
     """
     whole("dimension", dimension, 2)
     non_negative("spread", spread, "It is the length of a query on axes that do not separate the classes.")

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from discreet.accounting.calibrate import largest_rate, least_noise
-from discreet.accounting.events import ComposedDpEvent, GaussianDpEvent, LocalDpEvent, SelfComposedDpEvent
-from discreet.accounting.local_layer import CALIBRATIONS, SAMPLINGS, Sending
+from discreet.accounting.events import ComposedDpEvent, DpEvent, GaussianDpEvent, LocalDpEvent, SelfComposedDpEvent
+from discreet.accounting.local_layer import CALIBRATIONS, SAMPLINGS, LocalLayerCost, Sending
 from discreet.core.errors import (
     DataError,
     Message,
@@ -33,13 +33,11 @@ from discreet.core.settings import option_field
 from discreet.models.classifier import classifier_of
 from discreet.protections.base import DELTA, Conditions, Place, Position, Protection
 from discreet.protections.local.decoys import Decoys
-from discreet.protections.local.layer import LEAST_DIMENSION, MECHANISMS, LDPLayer, layer_cost
+from discreet.protections.local.layer import LEAST_DIMENSION, MECHANISMS, LDPLayer
 from discreet.protections.local.projection import Projection, labelled, principal, whole_space
 from discreet.protections.local.release import LocalLayer, shape_model
 
 if TYPE_CHECKING:
-    from dp_accounting.dp_event import DpEvent
-
     from discreet.models.base import TextModel
     from discreet.models.classifier import Classifier
 
@@ -106,9 +104,9 @@ class LocalPrivacy(Protection):
     queries: int = option_field(1000, "Number of queries that the client's ledger allows.", "Budget")
     name: ClassVar[str] = "ldp"
     place: ClassVar[Place] = "representation"
+    has_sides: ClassVar[bool] = True
     adjacency: ClassVar[Adjacency] = Adjacency.REPLACE_ONE
     default_part: ClassVar[str] = "head"
-    has_sides: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Reject settings outside their range, and settings that contradict each other."""
@@ -205,7 +203,7 @@ class LocalPrivacy(Protection):
         inference = self._queries(dimension, classifier_of(conditions.model, self.name), conditions.delta)
         claimed = None
         if self.calibration != "sound":
-            cost = layer_cost(self.clip_norm, sending, self.calibration)
+            cost = LocalLayerCost(self.clip_norm, **vars(sending), calibration=self.calibration)
             claimed = cost.guarantee(training.strength, delta=conditions.delta)
         bounded = training.bounded(projection(public))
         return LocalLayer(

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from discreet.accounting.events import ComposedDpEvent, NoOpDpEvent, SelfComposedDpEvent
+from discreet.accounting.events import ComposedDpEvent, DpEvent, NoOpDpEvent, SelfComposedDpEvent
 from discreet.accounting.interpret import epsilon as epsilon_of
-from discreet.accounting.local_layer import Sending
+from discreet.accounting.local_layer import LABELS_PUBLIC, Sending
 from discreet.core.errors import invalid
 from discreet.core.guarantee import Adjacency, Caveat, Guarantee, in_digits
 from discreet.core.randomness import Rng
@@ -33,13 +33,10 @@ from discreet.protections.local.projection import Projection
 from discreet.protections.local.query import LocalQuery, TokenQuery, clip_states
 
 if TYPE_CHECKING:
-    from dp_accounting.dp_event import DpEvent
-
     from discreet.models.classifier import Classifier
 
 
 _PUBLIC = "the projection was learned from public text"
-_LABELS_OPEN = "labels are public and not protected"
 _LABELS_HIDDEN = "labels were reported by randomized response, counted in the same figure"
 _LENGTH = "the number of tokens of a text is public"
 _HIDDEN = "the server does not learn which sentences were drawn, nor in what order"
@@ -168,7 +165,7 @@ class LocalLayer(RepresentationProtection):
 
     def stated(self, guarantee: Guarantee, sentences: int = 1) -> Guarantee:
         """Return the guarantee with its assumptions, or the paper's claim, summed over sentences, with the reason."""
-        assumptions: tuple[str, ...] = (_PUBLIC, _LABELS_OPEN if self.label_epsilon is None else _LABELS_HIDDEN)
+        assumptions: tuple[str, ...] = (_PUBLIC, LABELS_PUBLIC if self.label_epsilon is None else _LABELS_HIDDEN)
         if not self.stored:
             assumptions += (_HIDDEN,)
         if self.position == "token":  # the mean over more tokens has less noise
@@ -292,10 +289,6 @@ class SentAgain(Live):
         """Return the standard deviation of the noise of a step that sends `size` vectors."""
         layer = self.protect.training
         return layer.strength * size / self.protect.sending.drawn if self.protect.dynamic else layer.strength
-
-    def stated(self, guarantee: Guarantee) -> Guarantee:
-        """Return the guarantee with its assumptions and caveats."""
-        return self.protect.stated(guarantee)
 
     def draw(self, rows: Rows, shape: tuple[int, ...], step: int, epoch: int) -> dict[str, Tensor]:
         """Return the noise of a step, and the shifts of the labels."""

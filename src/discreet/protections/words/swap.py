@@ -40,6 +40,8 @@ WORD_MECHANISMS = (SANTEXT, SANTEXT_PLUS, NOISE)
 UNKNOWN_WORDS = ("pieces", "refuse")
 C = TypeVar("C")
 METRIC = "euclidean, as a share of the table's diameter"
+WORDS_VISIBLE = "the number of words in a text is visible"
+SAME_LENGTH = "a text is exchanged for another with as many words"
 _UNCHANGED = -1
 _WEIGHTS = "every word can be drawn; the float64 arithmetic of the words' weights is taken as exact"
 
@@ -92,6 +94,7 @@ class WordSwap(TextProtection):
     unknown: str = "pieces"
     rewrites_queries: bool = True
     list_fingerprint: str = field(default="", init=False)  # part of the identity that names a release
+    adjacency: ClassVar[Adjacency] = Adjacency.REPLACE_ONE  # a word, or a text, is replaced by another
 
     def __post_init__(self) -> None:
         """Reject settings outside their range, unknown names, and `santext+` without sensitive words."""
@@ -125,11 +128,6 @@ class WordSwap(TextProtection):
         return {name: getattr(self, name) for name in names}
 
     @property
-    def adjacency(self) -> Adjacency:
-        """A word, or a text, is replaced by another."""
-        return Adjacency.REPLACE_ONE
-
-    @property
     def event(self) -> DpEvent:
         """Privacy event of one word, under replace-one."""
         from discreet.accounting.events import MetricDpEvent
@@ -161,7 +159,7 @@ class WordSwap(TextProtection):
     @property
     def assumptions(self) -> tuple[str, ...]:
         """Assumptions about what is visible, and so not protected."""
-        visible = ["the number of words in a text is visible", "labels and other columns are not protected"]
+        visible = [WORDS_VISIBLE, "labels and other columns are not protected"]
         if self.keep_marks:
             visible.append("the marks . , ; : ! ? and their places are visible")
         if self.mechanism == SANTEXT_PLUS:
@@ -174,7 +172,7 @@ class WordSwap(TextProtection):
 
     @property
     def _text_assumptions(self) -> tuple[str, ...]:
-        return (*self.assumptions, "a text is exchanged for another with as many words", self.arithmetic)
+        return (*self.assumptions, SAME_LENGTH, self.arithmetic)
 
     @property
     def arithmetic(self) -> str:

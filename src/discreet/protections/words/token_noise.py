@@ -19,7 +19,7 @@ from discreet.core.guarantee import FLOATING_POINT
 from discreet.core.randomness import Rng
 from discreet.core.types import RepresentationRelease
 from discreet.mechanisms.word_metric import noisy_points
-from discreet.protections.words.swap import METRIC, release_guarantee
+from discreet.protections.words.swap import METRIC, SAME_LENGTH, WORDS_VISIBLE, release_guarantee
 from discreet.protections.words.table import WordTable
 
 if TYPE_CHECKING:
@@ -66,11 +66,7 @@ class TokenNoise:
         price = self.epsilon_per_word / self.table.diameter
         for row, words in enumerate(split):
             vectors[row, : len(words)] = noisy_points(self.table.vectors_of(words), price, rng).float()
-        assumptions = (
-            "the number of words in a text is visible",
-            "a text is exchanged for another with as many words",
-            FLOATING_POINT,
-        )
+        assumptions = (WORDS_VISIBLE, SAME_LENGTH, FLOATING_POINT)
         event = SelfComposedDpEvent(self.event, most)
         unit = f"text of at most {most} words"
         stated = release_guarantee(event, 0.0, unit, assumptions, rng.is_secret)
