@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from benchmarks.wiretap import wiretap
 from discreet.accounting.ledger import Ledger
 from discreet.core.files import load_tensors
 from discreet.core.randomness import Rng
@@ -39,7 +40,6 @@ from discreet.data.sources import TextSource
 from discreet.federated.processes import Cluster, running
 from discreet.federated.run import FederateOptions, federate, run_in_process, settled
 from discreet.federated.settings import FILES, Federation
-from discreet.federated.wiretap import wiretap
 from discreet.models.classifier import Classifier
 from discreet.models.encode import ready
 from discreet.models.model_settings import TEXTHIDE_HIDDEN, ModelSettings
