@@ -175,7 +175,7 @@ class Client:
             aggregation = self.settings.aggregation
             budget = None if aggregation.epsilon is None else Budget(aggregation.epsilon, aggregation.delta)
             path = self.folder / CLIENT_LEDGER
-            self._own = PlannedLedger.begin(path, unit=CLIENT_UNIT, adjacency=Adjacency.ZERO_OUT, budget=budget)
+            self._own = PlannedLedger.open(path, unit=CLIENT_UNIT, adjacency=Adjacency.ZERO_OUT, budget=budget)
         name = f"{_OWN} {digest(event_to_json(event), task.rounds)[:_NAME_DIGITS]}"
         if self._own.name_of_plan != name:
             self._own.plan(name, task.rounds, self.folder)
@@ -343,7 +343,7 @@ class _Training:
             if settings.noise_seed is not None:
                 secret = Rng(settings.noise_seed).fork("secret", client.number)
             self.ledger = self._opened.enter_context(
-                PlannedLedger.begin(
+                PlannedLedger.open(
                     self.folder / LEDGER, unit=self.plan.unit, adjacency=self.plan.adjacency, budget=self.plan.budget
                 )
             )

@@ -401,7 +401,7 @@ class Server:
             return nullcontext()
         budget = None if aggregation.epsilon is None else Budget(aggregation.epsilon, aggregation.delta)
         path = self.folder / LEDGER
-        ledger = PlannedLedger.begin(path, unit=CLIENT_UNIT, adjacency=Adjacency.ZERO_OUT, budget=budget)
+        ledger = PlannedLedger.open(path, unit=CLIENT_UNIT, adjacency=Adjacency.ZERO_OUT, budget=budget)
         ledger.plan("round", schedule.rounds, self.folder, trusted=True)
         return ledger
 
