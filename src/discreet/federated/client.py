@@ -421,8 +421,7 @@ class _Training:
         else:
             rows = self.plan.sampler.draw(step, len(self.step.rows), self.plan.rng.fork("sampler"))
         entry = {"round": task.round, "step": step, "rows": rows.tolist()}
-        with open(self.folder / BATCHES, "a", encoding="utf-8", opener=owner_only) as file:
-            file.write(json.dumps(entry) + "\n")
+        add_line(self.folder / BATCHES, json.dumps(entry))
 
     def stored(self, request: str) -> dict[str, npt.NDArray[np.float32]] | None:
         """Return the last protected update, if it answers the same request."""
@@ -503,9 +502,18 @@ class FolderMemory(MutableMapping[str, bytes]):
 def note_error(folder: Path, stage: str, error: Exception) -> None:
     """Write an error into the client's own folder, which the server cannot read."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    with open(folder / ERRORS, "a", encoding="utf-8", opener=owner_only) as file:
-        file.write(f"{now} {stage}: {type(error).__name__}: {error}\n")
+    add_to_log(folder / ERRORS, f"{stage}: {type(error).__name__}: {error}")
+
+
+def add_to_log(path: Path, text: str) -> None:
+    """Append a line to a log, with the time."""
+    add_line(path, f"{datetime.now(UTC).isoformat(timespec='seconds')} {text}")
+
+
+def add_line(path: Path, text: str) -> None:
+    """Append a line to a file that only its owner can read."""
+    with open(path, "a", encoding="utf-8", opener=owner_only) as file:
+        file.write(text + "\n")
 
 
 def owner_only(path: str, flags: int) -> int:

@@ -20,7 +20,6 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -34,7 +33,7 @@ from discreet.core.files import save_tensors, write_atomic
 from discreet.core.guarantee import Adjacency, Caveat
 from discreet.core.randomness import Rng, digest
 from discreet.federated.aggregation import UPDATE, Aggregation, Arrays, Payload, Round, RoundError, Total, numbers_of
-from discreet.federated.client import CLIENT_UNIT, FINISH, HELLO, LOSS, STOPPED, Task, owner_only
+from discreet.federated.client import CLIENT_UNIT, FINISH, HELLO, LOSS, STOPPED, Task, add_line, add_to_log
 from discreet.federated.planned import PlannedLedger
 from discreet.federated.record import Recorder
 from discreet.federated.settings import GRADIENTS, Federation
@@ -182,9 +181,7 @@ class Server:
 
     def log(self, text: str, name: str = LOG) -> None:
         """Write a line into the log, with the time."""
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        with open(self.folder / name, "a", encoding="utf-8", opener=owner_only) as file:
-            file.write(f"{now} {text}\n")
+        add_to_log(self.folder / name, text)
 
     def log_client(self, text: str) -> None:
         """Write what happened to a client into the log, or into a file of its own if that may depend on a secret."""
@@ -228,8 +225,7 @@ class Server:
                 if small or stops or time.monotonic() - saved > _SAVE_SECONDS or number == schedule.rounds:
                     checkpoint.save(self.folder, name, self.model, optimizer, at)
                     saved = time.monotonic()
-                with open(self.folder / PROGRESS, "a", encoding="utf-8", opener=owner_only) as file:
-                    file.write(json.dumps(asdict(report)) + "\n")
+                add_line(self.folder / PROGRESS, json.dumps(asdict(report)))
                 self.watch(report)
                 if stops:
                     raise StoppedError(f"The run was stopped after round {number} of {schedule.rounds}. Resume it.")
