@@ -1,8 +1,6 @@
-"""The server's side of a locally private classifier: a head over released vectors, fitted in closed form.
+"""The server's side of a locally private classifier: a head over released vectors.
 
-A server knows the variance of the noise in training vectors and in queries. Noise does not change the class means; from
-the covariance the server subtracts the noise of training and adds that of queries. The head is then the one that
-training at the noise of queries would give, in closed form. All of it is post-processing of the release.
+Everything it does is post-processing of releases; `discreet.models.closed_form` says how its head was fitted to them.
 """
 
 from __future__ import annotations
@@ -22,7 +20,6 @@ from discreet.core.types import RepresentationRelease
 from discreet.local.folder import HEAD, ServerSettings, damaged, read_side
 from discreet.models.classifier import classifier_of
 from discreet.models.classifier import head as head_of
-from discreet.models.closed_form import fit_classes, fit_score
 from discreet.models.encoder import (
     WRONG_KIND,
 )
@@ -41,33 +38,6 @@ class ServerSide:
     label_names: tuple[str, ...]
     task: str = "classification"
     about: str = ""
-
-    @classmethod
-    def fit(
-        cls,
-        release: RepresentationRelease,
-        *,
-        label_names: tuple[str, ...] = (),
-        task: str = "classification",
-        noise: float,
-        query_noise: float,
-        truth: float = 1.0,
-    ) -> ServerSide:
-        """Return the server's side fitted to a release; `noise` and `query_noise` are variances of one coordinate.
-
-        Guarantee: that of the release, as this is post-processing.
-        """
-        if release.labels is None:
-            raise DataError("Expected a release with labels or scores to train on, got none.")
-        _check_vectors(release.vectors, None)
-        if task == "classification":
-            weights, bias = fit_classes(
-                release.vectors, release.labels, len(label_names), noise=noise, query_noise=query_noise, truth=truth
-            )
-        else:
-            weights, bias = fit_score(release.vectors, release.labels, noise=noise, query_noise=query_noise)
-        about = "" if release.guarantee is None else release.guarantee.sentence()
-        return cls(linear_head(weights, bias), int(weights.shape[1]), label_names, task, about)
 
     def answer(self, release: RepresentationRelease | Tensor) -> npt.NDArray[np.float32]:
         """Return class probabilities, (rows, classes), or scores, (rows, 1), of released vectors."""
@@ -109,18 +79,17 @@ def linear_head(weights: Tensor, bias: Tensor) -> nn.Linear:
     return head.requires_grad_(False)
 
 
-def _check_vectors(vectors: Any, width: int | None) -> Tensor:
+def _check_vectors(vectors: Any, width: int) -> Tensor:
     """Reject anything but a matrix of finite numbers of the right width, in particular text."""
     if not isinstance(vectors, Tensor):
         raise DataError(
             f"Expected released vectors, got {type(vectors).__name__}. The server takes no text: protect it on the "
             "user's side and send the release."
         )
-    if vectors.ndim != 2 or len(vectors) == 0 or (width is not None and vectors.shape[1] != width):
-        expected = "" if width is None else f" of width {width}"
+    if vectors.ndim != 2 or len(vectors) == 0 or vectors.shape[1] != width:
         raise DataError(
-            f"Expected a release of vectors{expected}, got shape {tuple(vectors.shape)}. It was made for another "
-            "server; use the client that was written with this one."
+            f"Expected a release of vectors of width {width}, got shape {tuple(vectors.shape)}. It was made for "
+            "another server; use the client that was written with this one."
         )
     if not vectors.is_floating_point() or not bool(torch.isfinite(vectors).all()):
         raise DataError("Expected a release of finite numbers, got NaN, infinity or integers. Protect it again.")
