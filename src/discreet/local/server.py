@@ -66,8 +66,18 @@ class ServerSide:
 
     @classmethod
     def load(cls, folder: Path | str) -> ServerSide:
-        """Return the server's side of a finished run."""
-        return _load(Path(folder))
+        """Return the server's side of a finished run, from its folder."""
+        folder = Path(folder)
+        settings = read_side(ServerSettings, folder, "server")
+        try:
+            tensors, _ = load_tensors(folder / HEAD)
+            outputs = len(settings.label_names) if settings.task == "classification" else 1
+            head = head_of(settings.head, settings.width, outputs, settings.hidden)
+            head.load_state_dict(tensors)
+        except (OSError, RuntimeError, KeyError, ValueError, *WRONG_KIND) as error:
+            raise damaged(folder, error) from None
+        head.requires_grad_(False).eval()
+        return cls(head, settings.width, settings.label_names, settings.task, settings.about)
 
 
 def linear_head(weights: Tensor, bias: Tensor) -> nn.Linear:
@@ -94,17 +104,3 @@ def _check_vectors(vectors: Any, width: int) -> Tensor:
     if not vectors.is_floating_point() or not bool(torch.isfinite(vectors).all()):
         raise DataError("Expected a release of finite numbers, got NaN, infinity or integers. Protect it again.")
     return vectors
-
-
-def _load(folder: Path) -> ServerSide:
-    """Return the server's side from its folder."""
-    settings = read_side(ServerSettings, folder, "server")
-    try:
-        tensors, _ = load_tensors(folder / HEAD)
-        outputs = len(settings.label_names) if settings.task == "classification" else 1
-        head = head_of(settings.head, settings.width, outputs, settings.hidden)
-        head.load_state_dict(tensors)
-    except (OSError, RuntimeError, KeyError, ValueError, *WRONG_KIND) as error:
-        raise damaged(folder, error) from None
-    head.requires_grad_(False).eval()
-    return ServerSide(head, settings.width, settings.label_names, settings.task, settings.about)
