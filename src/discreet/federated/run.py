@@ -210,10 +210,7 @@ def write_run(
             utility |= {"utility_averaged": averaged} if averaged else {}
         else:
             rows = ready(model, with_label_names(corpus.split("validation"), settings.target), options.cache)
-            assessment = assess(model, rows)
-            quality, classes = assessment.quality, assessment.by_class
-            utility = {"utility": quality.metrics, "quality": quality.as_dict(), "evaluated_on": "validation"}
-            utility |= {"utility_by_class": classes} if classes else {}
+            utility = assess(model, rows).values("validation")
     values = {
         "out": str(out),
         "finished": True,
