@@ -29,7 +29,7 @@ from discreet.core.guarantee import Adjacency, Guarantee, delta_for
 from discreet.data.corpus import Corpus
 from discreet.federated.client import AVERAGED, BATCHES, ERRORS, GUARANTEE, Client, guarantee_of
 from discreet.federated.planned import ANSWERS
-from discreet.federated.server import FINAL, LOG, PID, PRIVATE, RESULT, SCHEDULE, RoundReport, Schedule, StoppedError
+from discreet.federated.server import FINAL, LOG, PID, PRIVATE, RESULT, RoundReport, Schedule, StoppedError
 from discreet.federated.settings import EQUAL, UNIT, Federation, shared_label_names, with_label_names
 from discreet.metrics.utility import MAIN
 from discreet.models.base import LM, TextModel
@@ -224,7 +224,7 @@ def write_run(
         "trained": settings.model.train,
         "seed": settings.seed,
     }
-    units = sum(Schedule.of_text((workspace / SERVER / SCHEDULE).read_text(encoding="utf-8")).sizes.values())
+    units = sum(Schedule.read(workspace / SERVER).sizes.values())
     log = workspace / SERVER / LOG
     events = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
     tidy(workspace, settings)
@@ -258,7 +258,7 @@ def in_ledger(workspace: Path, client: int) -> Guarantee | None:
     if not path.exists():
         return None
     statement = Ledger.read(path)
-    schedule = Schedule.of_text((workspace / SERVER / SCHEDULE).read_text(encoding="utf-8"))
+    schedule = Schedule.read(workspace / SERVER)
     delta = delta_for(schedule.sizes[client]) if statement.budget is None else statement.budget.delta
     return statement.guarantee(delta) if statement.spends else None
 

@@ -130,14 +130,10 @@ class Schedule:
         first = (number - 1) * self.local_steps
         return Task(number, first, self.local_steps, self.steps, self.batches[client])
 
-    def text(self) -> str:
-        """Return the schedule as JSON."""
-        return json.dumps(asdict(self), indent=2) + "\n"
-
     @classmethod
-    def of_text(cls, text: str) -> Schedule:
-        """Return the schedule from JSON."""
-        values = json.loads(text)
+    def read(cls, folder: Path) -> Schedule:
+        """Return the schedule that is stored in a server's folder."""
+        values = json.loads((folder / SCHEDULE).read_text(encoding="utf-8"))
         for name in ("sizes", "batches"):
             values[name] = {int(client): count for client, count in values[name].items()}
         return cls(**values)
@@ -233,11 +229,9 @@ class Server:
 
     def schedule(self) -> Schedule:
         """Return the schedule of the run: the stored one, or a new one for the clients that say hello."""
-        path = self.folder / SCHEDULE
-        if path.exists():
-            self.lookup(self.settings.clients)
-            return Schedule.of_text(path.read_text(encoding="utf-8"))
         present = self.lookup(self.settings.clients)
+        if (self.folder / SCHEDULE).exists():
+            return Schedule.read(self.folder)
         facts = self.ask(HELLO, {client: Outgoing({}) for client in present})
         missing = set(range(self.settings.clients)) - set(facts)
         if missing:
@@ -249,7 +243,7 @@ class Server:
         sizes = {client: int(one.values["units" if counts_units else "rows"]) for client, one in sorted(facts.items())}  # type: ignore[arg-type]
         schedule = Schedule.make(self.settings, sizes, self.model.width)
         schedule.check(self.settings.protect)
-        write_atomic(path, schedule.text())
+        write_atomic(self.folder / SCHEDULE, json.dumps(asdict(schedule), indent=2) + "\n")
         return schedule
 
     def round(self, number: int, schedule: Schedule, aggregation: Aggregation, ledger: Ledger | None) -> Total:

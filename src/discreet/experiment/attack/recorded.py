@@ -30,7 +30,7 @@ from discreet.federated.aggregation import UPDATE
 from discreet.federated.client import BATCHES, Task
 from discreet.federated.record import read_rounds
 from discreet.federated.run import SERVER, SETTINGS, client_folder
-from discreet.federated.server import SCHEDULE, Schedule
+from discreet.federated.server import Schedule
 from discreet.federated.settings import GRADIENTS, Federation
 from discreet.metrics.intervals import clopper_pearson
 from discreet.models.base import TextModel
@@ -76,7 +76,7 @@ class Recorded(Source):
                 "step; train with gradients, or attack the finished model."
             )
         self.rounds = read_rounds(folder / SERVER)
-        self.schedule = Schedule.of_text((folder / SERVER / SCHEDULE).read_text(encoding="utf-8"))
+        self.schedule = Schedule.read(folder / SERVER)
         self.splits = {client: self.settings.corpus_of(client).split("train") for client in self.schedule.sizes}
         self.model = self.settings.build()
 
