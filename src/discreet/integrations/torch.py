@@ -375,7 +375,7 @@ class PrivateTraining:
     @property
     def ledger(self) -> Ledger:
         """The ledger in which every step is counted; on rank 0 only."""
-        return self._account.ledger
+        return self._account.account.ledger
 
     @property
     def guarantee(self) -> Guarantee:
@@ -385,18 +385,19 @@ class PrivateTraining:
         model. One that its budget ends (`out_of_budget`) costs the steps that it took.
         """
         self._look()
-        return self._account.guarantee
+        return self._account.account.guarantee()
 
     @property
     def caveats(self) -> frozenset[Caveat]:
         """Why the figures so far are estimates; empty if they are proven bounds."""
         self._look()
-        return self._account.all_caveats
+        account = self._account.account
+        return account.terms.caveats | account.ledger.statement.terms.caveats
 
     @property
     def epsilon(self) -> float:
         """A bound on the epsilon of all planned steps that is cheap enough for a progress bar; `guarantee` is exact."""
-        return self._account.epsilon
+        return self._account.account.epsilon()
 
     @property
     def steps(self) -> int:
