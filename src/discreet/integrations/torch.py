@@ -362,7 +362,7 @@ class PrivateTraining:
             try:
                 checked = self._is_checked(losses_of, rows.collate)
                 for number, part in self._own_parts(rows):
-                    batch = self._open_part(rows, number, part)
+                    batch = self._record(number, partial(rows.batch, part))
                     self._take(losses_of(batch), number, part, checked=checked)
                 self._set_gradients()
             finally:
@@ -522,7 +522,7 @@ class PrivateTraining:
                 parts = parts or [(self._processes.rank, rows.filler())]  # to be told the optimizer
                 for number, part in parts:
                     with self._taking():
-                        batch = self._open_part(rows, number, part)
+                        batch = self._record(number, partial(rows.batch, part))
                         handed = Handed(batch)
                     self._open = _Open(part, number, part is parts[-1][1], handed, rows.collate)
                     yield batch
@@ -546,10 +546,6 @@ class PrivateTraining:
         """Return the parts of the current batch that this process takes, each with its number in the batch."""
         drawn = self.plan.sampler.draw(self.position, len(rows.units), self._source.fork("sampler"))
         return list(enumerate(rows.parts(drawn)))[self._processes.rank :: self._processes.size]
-
-    def _open_part(self, rows: Rows, number: int, part: Part) -> Any:
-        """Return the collated rows of a part, and record the forward pass from now on."""
-        return self._record(number, partial(rows.batch, part))
 
     def _prepare(self, rows: Rows) -> None:
         """Choose the kernels for parts of all sizes that can occur, before a batch is drawn."""
@@ -723,11 +719,7 @@ class PrivateTraining:
         expected = self.plan.sampler.expected_size(self.plan.units)
         spread = math.sqrt(expected * (1 - expected / self.plan.units))  # of the size of a Poisson batch
         fit = None if self._check is None else self._check.rows_that_fit()
-        return _default_rows(self._device.type, expected, spread, fit)
-
-    @property
-    def _device(self) -> torch.device:
-        return next(iter(self.parameters.values())).device
+        return _default_rows(self._engine.device.type, expected, spread, fit)
 
     @property
     def _source(self) -> Rng:
