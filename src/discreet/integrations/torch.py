@@ -35,14 +35,7 @@ from torch.utils.data import default_collate
 
 from discreet.accounting.ledger import Ledger
 from discreet.clipping.tape import Tape
-from discreet.core.errors import (
-    BudgetError,
-    DataError,
-    UnsupportedError,
-    invalid,
-    setting,
-    whole,
-)
+from discreet.core.errors import BudgetError, DataError, UnsupportedError, invalid, setting, whole
 from discreet.core.guarantee import Caveat, Guarantee
 from discreet.core.randomness import Rng, digest
 from discreet.data.batches import Part

@@ -33,13 +33,7 @@ from discreet.data.batches import Tokens, tokenise
 from discreet.data.corpus import Corpus
 from discreet.local.folder import LEDGER, PATH, ClientSettings, damaged, read_side
 from discreet.models.classifier import Classifier, ModelSettings
-from discreet.models.encoder import (
-    WRONG_KIND,
-    assemble,
-    fresh_module,
-    load_encoder,
-    load_tokenizer,
-)
+from discreet.models.encoder import WRONG_KIND, assemble, fresh_module, load_encoder, load_tokenizer
 from discreet.protections.local.decoys import Decoys
 from discreet.protections.local.layer import LDPLayer
 from discreet.protections.local.projection import Projection, QueryAxes

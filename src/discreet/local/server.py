@@ -20,9 +20,7 @@ from discreet.core.types import RepresentationRelease
 from discreet.local.folder import HEAD, ServerSettings, damaged, read_side
 from discreet.models.classifier import classifier_of
 from discreet.models.classifier import head as head_of
-from discreet.models.encoder import (
-    WRONG_KIND,
-)
+from discreet.models.encoder import WRONG_KIND
 from discreet.runs.folder import load_run
 
 
