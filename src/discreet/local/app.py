@@ -17,10 +17,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from discreet.core.ckks import DEGREE, LARGEST_BYTES, MODULI, SCALE_BITS
+from discreet.core.ckks import LARGEST_BYTES
 from discreet.core.errors import DataError
 from discreet.local import ABOUT, ANSWERS, ENCRYPTED, HEALTH, OPENAPI
-from discreet.local.encrypted import EncryptedHead, packed, unpacked
+from discreet.local.encrypted import SCHEME, EncryptedHead, packed, unpacked
 from discreet.local.head import Head
 from discreet.local.limits import Buckets, Limits, Receive, Scope, Send
 
@@ -208,10 +208,7 @@ def application(head: Head, limits: Limits | None = None, encrypted: EncryptedHe
     if encrypted is not None:
         facts["max_rows"] = encrypted.most_ciphertexts(limits.rows) * encrypted.packing.rows
         facts["encrypted"] = {
-            "scheme": "ckks",
-            "degree": DEGREE,
-            "modulus_bits": list(MODULI),
-            "scale_bits": SCALE_BITS,
+            **SCHEME,
             "outputs": encrypted.packing.outputs,
             "weight_norm": encrypted.weight_norm,
         }

@@ -20,10 +20,10 @@ from urllib.parse import urlsplit
 import numpy as np
 import numpy.typing as npt
 
-from discreet.core.ckks import DEGREE, LARGEST, MODULI, SCALE_BITS
+from discreet.core.ckks import LARGEST
 from discreet.core.errors import DataError, OutputError, invalid, setting
 from discreet.local import ABOUT, ANSWERS, ENCRYPTED
-from discreet.local.encrypted import EncryptedClient, Packing, packed, unpacked
+from discreet.local.encrypted import SCHEME, EncryptedClient, Packing, packed, unpacked
 
 _LARGEST_ANSWER = 64 << 20
 _WHOLE = 3  # timeouts for a complete response
@@ -89,16 +89,11 @@ class RemoteServer:
             raise self._unexpected()
         scheme = reply.get("encrypted")
         norm = scheme.get("weight_norm") if isinstance(scheme, dict) else None
-        if scheme is not None and (not _finite(norm) or scheme != self._scheme(scheme)):
+        if scheme is not None and (not _finite(norm) or scheme != scheme | SCHEME):
             raise DataError(
                 f"Expected the encryption of this version from {self.url!r}, got another one. Use equal versions."
             )
         return About(int(width or 0), task, tuple(labels), int(rows or 0), None if norm is None else float(norm))
-
-    @staticmethod
-    def _scheme(stated: dict[str, Any]) -> dict[str, Any]:
-        own = {"scheme": "ckks", "degree": DEGREE, "modulus_bits": list(MODULI), "scale_bits": SCALE_BITS}
-        return stated | own
 
     def encrypted_answers(self, vectors: npt.NDArray[Any], about: About) -> tuple[list[dict[str, Any]], Traffic]:
         """Return the answer to each vector, sent encrypted in parts of at most `max_rows`, and what was sent.
