@@ -82,12 +82,10 @@ class Answers:
                 if body is None:
                     return  # the client has gone
                 reply = self.reply(body)
-            except Rejection as rejection:
+            except (Rejection, DataError) as error:
                 self.rejected += 1
+                rejection = error if isinstance(error, Rejection) else Rejection(422, str(error))
                 await _send_json(send, rejection.status, {"error": rejection.text}, rejection.retry)
-            except DataError as error:
-                self.rejected += 1
-                await _send_json(send, 422, {"error": str(error)})
             except Exception as error:
                 _LOG.error(
                     "A request failed with %s.", type(error).__name__

@@ -170,12 +170,8 @@ class RemoteServer:
         return {"label": label, "probability": float(values[about.labels.index(label)]), "probabilities": values}
 
     def _ask(self, method: str, path: str, body: str | None) -> dict[str, Any]:
-        data = self._response(method, path, body)
-        try:
-            reply = json.loads(data)
-        except (ValueError, RecursionError):
-            reply = None
-        if not isinstance(reply, dict):
+        reply = _object_in(self._response(method, path, body))
+        if reply is None:
             raise self._unexpected()
         return reply
 
@@ -187,11 +183,7 @@ class RemoteServer:
             self.sleep(retry)
             status, retry, data = self._once(method, path, body)
         if status != 200:
-            try:
-                reply = json.loads(data)
-            except (ValueError, RecursionError):
-                reply = None
-            reason = reply.get("error") if isinstance(reply, dict) else None
+            reason = (_object_in(data) or {}).get("error")
             reason = reason[:300] if isinstance(reason, str) else "It gave no reason."
             raise DataError(f"Expected status 200 from {self.url!r}, got {status}. {reason}")
         return data
@@ -236,6 +228,15 @@ class RemoteServer:
         return DataError(
             f"Expected the response of a discreet server from {self.url!r}, got something else. Check the address."
         )
+
+
+def _object_in(body: bytes) -> dict[str, Any] | None:
+    """Return the JSON object of a body, or None if it is anything else."""
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def _finite(value: Any) -> bool:
