@@ -19,9 +19,10 @@ import json
 import secrets
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -71,20 +72,10 @@ class Outgoing:
     request: Payload = field(default_factory=Payload)
 
 
-class Send(Protocol):
-    """Send a message to each of some clients and return the answers that arrived."""
-
-    def __call__(self, stage: str, messages: Mapping[int, Outgoing]) -> dict[int, Payload]:
-        """Send the messages and wait for answers."""
-        ...
-
-
-class Lookup(Protocol):
-    """Return the clients that can be reached, after waiting for `wanted` of them."""
-
-    def __call__(self, wanted: int) -> tuple[int, ...]:
-        """Return client numbers."""
-        ...
+# Sends the message of a stage to each of some clients, and returns the answers that arrived.
+Send = Callable[[str, Mapping[int, Outgoing]], dict[int, Payload]]
+# Returns the clients that can be reached, after waiting for so many of them.
+Lookup = Callable[[int], tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -385,8 +376,6 @@ class Server:
 
         A round is repeated because a side failed, never because of what the server has seen.
         """
-        from contextlib import nullcontext
-
         if aggregation.event is None:
             return nullcontext()
         budget = None if aggregation.epsilon is None else Budget(aggregation.epsilon, aggregation.delta)
