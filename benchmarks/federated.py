@@ -135,7 +135,7 @@ def settings_of(method: str, seed: int, files: list[str], validation: str, names
 def central(settings: Federation, everything: str, cache: Path) -> dict[str, Any]:
     """Train centrally on all clients' rows, with the settings of a federation, and return the accuracy."""
     corpus = replace(settings.data, source=everything).load()
-    model = Classifier.build(settings.target, settings.model, rng=Rng(settings.seed).fork("model"))
+    model = Classifier.build(settings, settings.model, rng=Rng(settings.seed).fork("model"))
     plan = TrainingPlan.make(model, corpus, protect=settings.protect, train=settings.train, seed=settings.seed)
     start = time.monotonic()
     secret = Rng.secret() if isinstance(plan.protect, RepresentationProtection) else None

@@ -85,7 +85,7 @@ def settled(settings: Federation) -> tuple[Federation, Corpus]:
     names = settings.data.label_names or shared_label_names(corpora) if settings.files else corpora[0].label_names
     check_units(corpora, settings)
     settings = replace(settings, task=task, label_names=() if task == LM else tuple(names))
-    return settings, with_label_names(corpora[0], settings.target)
+    return settings, with_label_names(corpora[0], settings)
 
 
 def check_units(corpora: Sequence[Corpus], settings: Federation) -> None:
@@ -209,7 +209,7 @@ def write_run(
             averaged = mean_utility(clients, MAIN[model.task], AVERAGED)
             utility |= {"utility_averaged": averaged} if averaged else {}
         else:
-            rows = ready(model, with_label_names(corpus.split("validation"), settings.target), options.cache)
+            rows = ready(model, with_label_names(corpus.split("validation"), settings), options.cache)
             utility = assess(model, rows).values("validation")
     values = {
         "out": str(out),
