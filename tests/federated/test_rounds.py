@@ -81,7 +81,7 @@ def test_federated_sgd_takes_the_steps_of_central_training(
         for client in clients:
             training = client.training(schedule.task(client.number, 1))
             rows = training.plan.sampler.draw(step, len(client.split), training.plan.rng.fork("sampler"))
-            batch = training.step.rows.batch(rows)
+            batch = training.job.step.rows.batch(rows)
             loss = model.losses(batch.inputs, batch.targets).mean() * len(client.split) / total
             loss.backward()
             terms += next(iter(batch.inputs.values())).numel() if part == "all" else len(rows)
@@ -462,7 +462,7 @@ def test_the_same_weights_get_the_same_answer_and_others_new_noise_at_a_cost(tin
     moved = client.update(task, other).arrays
     back = client.update(task, weights).arrays  # computed again, with the noise of the first time
     assert Ledger.read(tmp_path / "client" / LEDGER).spends == 2
-    stated = client.training(task).step.guarantee()
+    stated = client.training(task).job.step.guarantee()
     assert stated is not None and stated.caveats == {Caveat.UNPLANNED_STEPS}  # no budget limits what a server may ask
     scale = client.training(task).plan.protect.noise_scale / 10  # type: ignore[union-attr]
     name = "head.weight"

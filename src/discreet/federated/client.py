@@ -279,7 +279,7 @@ class Client:
         """
         training = self.training(task)
         training.reserve()
-        stated = training.step.guarantee()
+        stated = training.job.step.guarantee()
         values: dict[str, Value] = {**self.describe(), **self._scores(training, weights)}
         if stated is not None:
             stated = replace(stated, assumptions=(*stated.assumptions, ANSWERS_ALWAYS))
@@ -359,15 +359,10 @@ class _Training:
             command="train",
         )
         self.job = self._opened.enter_context(job)
-        self.optimizer, self.step, self.secret, self.name = (
-            self.job.optimizer,
-            self.job.step,
-            self.job.secret,
-            self.job.identity,
-        )
-        self.plan_name = digest("plan", self.name, steps)[:_NAME_DIGITS]
-        if self.ledger is not None and self.secret is not None and isinstance(self.plan, PrivatePlan):
-            self.plan_name = spend_name(digest("plan", self.name, steps), self.secret, self.ledger)
+        name = digest("plan", self.job.identity, steps)
+        self.plan_name = name[:_NAME_DIGITS]
+        if self.ledger is not None and self.job.secret is not None and isinstance(self.plan, PrivatePlan):
+            self.plan_name = spend_name(name, self.job.secret, self.ledger)
             planned = 0  # without a cost of its own (TextHide), every step is recorded as it is taken
             if self.plan.protect.samples_units:
                 names = {(step // settings.local_steps, self.plan.step_cost(step)[1]) for step in range(steps)}
@@ -376,18 +371,18 @@ class _Training:
 
     def reserve(self) -> None:
         """Count all planned steps in the ledger."""
-        if self.ledger is not None and isinstance(self.plan, PrivatePlan) and isinstance(self.step, PrivateStep):
-            self.ledger.reserve(self.plan.step_cost(0)[0], self.step.account.terms)
+        if self.ledger is not None and isinstance(self.plan, PrivatePlan) and isinstance(self.job.step, PrivateStep):
+            self.ledger.reserve(self.plan.step_cost(0)[0], self.job.step.account.terms)
 
     def take(self, task: Task, request: str) -> tuple[dict[str, npt.NDArray[np.float32]], float | None]:
         """Return the update of a task, and the mean loss if it is not protected."""
-        account = self.step.account
+        account, optimizer = self.job.step.account, self.job.optimizer
         if account is not None:
             # The weights are in the name: other weights are another release, with other noise and its own cost.
-            account.run = spend_name(digest(self.name, request), account.secret, account.ledger)
+            account.run = spend_name(digest(self.job.identity, request), account.secret, account.ledger)
         parameters = trained(self.model)
         before = {name: p.detach().clone() for name, p in parameters.items()}
-        self.optimizer.state.clear()
+        optimizer.state.clear()
         self.model.train()
         losses = []
         with torch.random.fork_rng(devices=[]):
@@ -395,9 +390,9 @@ class _Training:
                 for parameter in parameters.values():
                     parameter.grad = None
                 if not self.gradients:
-                    set_rate(self.optimizer, self.plan.settings.rate_at(step, task.steps, self.peak))
+                    set_rate(optimizer, self.plan.settings.rate_at(step, task.steps, self.peak))
                 self.record(task, step)
-                loss, _ = self.step(step)
+                loss, _ = self.job.step(step)
                 if loss is not None and self.plan.protect is None:
                     losses.append(float(loss))
         changes = {}
@@ -412,14 +407,13 @@ class _Training:
         """Write the rows of a batch into the client's own folder, for scoring attacks on recorded messages."""
         if not self.client.settings.record:
             return
-        units = None
-        if isinstance(self.step, PrivateStep):
-            units = self.plan.sampler.draw(step, len(self.step.units), self.step.source.fork("sampler"))
-            rows, _ = self.step.units.of_units(units)
-        elif isinstance(self.step, HiddenStep):
-            rows = draw_hidden(self.plan.sampler, step, len(self.step.rows), self.step.source)
+        sampler, own = self.plan.sampler, self.job.step
+        if isinstance(own, PrivateStep):
+            rows, _ = own.units.of_units(sampler.draw(step, len(own.units), own.source.fork("sampler")))
+        elif isinstance(own, HiddenStep):
+            rows = draw_hidden(sampler, step, len(own.rows), own.source)
         else:
-            rows = self.plan.sampler.draw(step, len(self.step.rows), self.plan.rng.fork("sampler"))
+            rows = sampler.draw(step, len(own.rows), self.plan.rng.fork("sampler"))
         entry = {"round": task.round, "step": step, "rows": rows.tolist()}
         add_line(self.folder / BATCHES, json.dumps(entry))
 
@@ -439,9 +433,9 @@ class _Training:
 
     def views(self) -> nn.Module | None:
         """Return a module that applies all masks of the client's pool, or None if there is no pool."""
-        if self.plan.protect is None or self.secret is None:
+        if self.plan.protect is None or self.job.secret is None:
             return None
-        return self.plan.protect.views(self.model.width, self.secret)
+        return self.plan.protect.views(self.model.width, self.job.secret)
 
     def close(self, *, finished: bool = False) -> None:
         """Close the ledger, and the record of the same people on this machine."""
