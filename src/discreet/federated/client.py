@@ -27,7 +27,8 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections import UserDict
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -443,54 +444,33 @@ class _Training:
         self._opened.close()
 
 
-class FolderMemory(MutableMapping[str, bytes]):
-    """Bytes by name, of one round, in a folder that only its owner can read."""
+class FolderMemory(UserDict[str, bytes]):
+    """Bytes by name, of one round, which are kept in a folder that only its owner can read."""
 
     def __init__(self, folder: Path) -> None:
         """Use a folder, which is created when something is stored."""
-        self.folder = folder
-        self.round = 0
+        super().__init__()
+        self.folder = self.round = folder
 
     def begin(self, number: int) -> None:
-        """Delete what other rounds stored."""
-        self.round = number
+        """Read what this round stored, and delete what other rounds did."""
+        self.round = self.folder / str(number)
         for path in self.folder.glob("*"):
-            if path != self._round:
+            if path != self.round:
                 shutil.rmtree(path)
-
-    def __getitem__(self, name: str) -> bytes:
-        """Return stored bytes."""
-        try:
-            return self._path(name).read_bytes()
-        except FileNotFoundError:
-            raise KeyError(name) from None
+        # A file that begins with a dot was not written to its end.
+        self.data = {bytes.fromhex(path.name).decode(): path.read_bytes() for path in self.round.glob("[!.]*")}
 
     def __setitem__(self, name: str, value: bytes) -> None:
-        """Store bytes."""
-        self._round.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_atomic(self._path(name), bytes(value))
+        """Store bytes, on disk before this returns."""
+        self.round.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_atomic(self.round / name.encode().hex(), bytes(value))
+        super().__setitem__(name, bytes(value))
 
     def __delitem__(self, name: str) -> None:
         """Delete stored bytes."""
-        try:
-            self._path(name).unlink()
-        except FileNotFoundError:
-            raise KeyError(name) from None
-
-    def __iter__(self) -> Iterator[str]:
-        """Iterate over the names."""
-        return (bytes.fromhex(path.name).decode() for path in sorted(self._round.glob("*")))
-
-    def __len__(self) -> int:
-        """Return the number of names."""
-        return sum(1 for _ in self._round.glob("*"))
-
-    @property
-    def _round(self) -> Path:
-        return self.folder / str(self.round)
-
-    def _path(self, name: str) -> Path:
-        return self._round / name.encode().hex()
+        super().__delitem__(name)
+        (self.round / name.encode().hex()).unlink()
 
 
 def note_error(folder: Path, stage: str, error: Exception) -> None:
