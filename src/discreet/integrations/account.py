@@ -72,8 +72,7 @@ class LoopAccount:
         self._optimizer: str | None = None
         self._processes = processes
         self._secret_path: Path | None = None
-        self._given_secret = isinstance(secret, Rng)
-        self._closed = False
+        self._is_kept = secret is not None  # whether another process may have this secret
         self._secret = self._open_secret(secret)
         self._owns_ledger = not isinstance(ledger, Ledger)
         self._account: Account | None = None  # on rank 0
@@ -229,22 +228,14 @@ class LoopAccount:
             return False
         return True
 
-    @property
-    def _is_kept(self) -> bool:
-        """Whether another process may have this secret."""
-        return self._secret_path is not None or self._given_secret
-
     def _keyed(self, values: Any) -> str:
         return digest(self._secret.fork("checkpoint").words(4).tolist(), values)
 
     def close(self, position: int, begun: bool) -> None:
-        """Close the ledger if it was opened here, and delete the secret's file after the last step.
+        """Close the ledger, once, if it was opened here, and delete the secret's file after the last step.
 
         A training that never began a step has read nothing.
         """
-        if self._closed:
-            return
-        self._closed = True
         try:
             if self._account is not None and begun and self.caveats - self._stated:
                 self.account.state()
