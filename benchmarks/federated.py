@@ -213,7 +213,7 @@ def same(options: argparse.Namespace) -> None:
         folders = {kind: work / f"same-{kind}" for kind in ("one", "many")}
         for folder in folders.values():
             shutil.rmtree(folder, ignore_errors=True)
-        run_in_process(settings, folders["one"], cache=work / "cache")
+        run_in_process(settings, folders["one"], FederateOptions(cache=work / "cache"))
         with running(settings, folders["many"], cache=work / "cache") as cluster:
             supervise(cluster, (folders["many"] / "server" / "result.json").exists)
         one, many = (load_tensors(folder / "server" / "final.safetensors")[0] for folder in folders.values())

@@ -18,7 +18,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from discreet.core.guarantee import Adjacency, Guarantee, delta_for
 from discreet.data.corpus import Corpus
 from discreet.federated.client import AVERAGED, BATCHES, ERRORS, GUARANTEE, Client, guarantee_of
 from discreet.federated.planned import ANSWERS
+from discreet.federated.processes import run_processes
 from discreet.federated.server import FINAL, LOG, PID, PRIVATE, RESULT, RoundReport, Schedule, StoppedError
 from discreet.federated.settings import EQUAL, UNIT, Federation, shared_label_names, with_label_names
 from discreet.metrics.utility import MAIN
@@ -129,34 +129,23 @@ def federate(settings: Federation, out: Path, options: FederateOptions | None = 
     if corpus.units is not None and settings.partition == EQUAL:
         options.say(f"All rows of one {corpus.unit_name} are at one client, as with {setting('partition', UNIT)}.")
     write_atomic(path, settings.text(), private=False)
-    if options.in_process:
-        run = partial(run_in_process, settings, workspace, options.watch, options.cache, options.should_stop)
-    else:
-        from discreet.federated.processes import run_processes
-
-        run = partial(run_processes, settings, workspace, options)
+    run = run_in_process if options.in_process else run_processes
     try:
-        result = run()
+        result = run(settings, workspace, options)
     except StoppedError:
         return {"out": str(out), "finished": False}
     return write_run(settings, corpus, workspace, out, result, time.monotonic() - start, options)
 
 
-def run_in_process(
-    settings: Federation,
-    workspace: Path,
-    watch: Callable[[RoundReport], None] = lambda report: None,
-    cache: Path | None = None,
-    should_stop: Callable[[], bool] = lambda: False,
-) -> dict[str, Any]:
+def run_in_process(settings: Federation, workspace: Path, options: FederateOptions | None = None) -> dict[str, Any]:
     """Run server and clients of a federation in this process, and return the server's result."""
     from discreet.federated.flower import serve
 
-    clients = [
-        Client(settings, number, client_folder(workspace, number), cache=cache) for number in range(settings.clients)
-    ]
+    options = options or FederateOptions()
+    folders = [client_folder(workspace, number) for number in range(settings.clients)]
+    clients = [Client(settings, number, folder, cache=options.cache) for number, folder in enumerate(folders)]
     try:
-        return serve(settings, workspace / SERVER, local_grid(clients), watch, should_stop)
+        return serve(settings, workspace / SERVER, local_grid(clients), options.watch, options.should_stop)
     finally:
         for client in clients:
             client.close()
