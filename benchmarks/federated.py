@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from benchmarks.wiretap import wiretap
 from discreet.accounting.ledger import Ledger
 from discreet.core.files import load_tensors
 from discreet.core.randomness import Rng
@@ -39,7 +40,6 @@ from discreet.data.sources import TextSource
 from discreet.federated.processes import Cluster, running
 from discreet.federated.run import FederateOptions, federate, run_in_process, settled
 from discreet.federated.settings import FILES, Federation
-from discreet.federated.wiretap import wiretap
 from discreet.models.classifier import Classifier
 from discreet.models.encode import ready
 from discreet.models.settings import TEXTHIDE_HIDDEN, ModelSettings, TrainSettings
@@ -134,7 +134,7 @@ def settings_of(method: str, seed: int, files: list[str], validation: str, names
 def central(settings: Federation, everything: str, cache: Path) -> dict[str, Any]:
     """Train centrally on all clients' rows, with the settings of a federation, and return the accuracy."""
     corpus = replace(settings.data, source=everything).load()
-    model = Classifier.build(settings.target, settings.model, rng=Rng(settings.seed).fork("model"))
+    model = Classifier.build(settings, settings.model, rng=Rng(settings.seed).fork("model"))
     plan = TrainingPlan.make(model, corpus, protect=settings.protect, train=settings.train, seed=settings.seed)
     start = time.monotonic()
     secret = Rng.secret() if isinstance(plan.protect, RepresentationProtection) else None
@@ -212,7 +212,7 @@ def same(options: argparse.Namespace) -> None:
         folders = {kind: work / f"same-{kind}" for kind in ("one", "many")}
         for folder in folders.values():
             shutil.rmtree(folder, ignore_errors=True)
-        run_in_process(settings, folders["one"], cache=work / "cache")
+        run_in_process(settings, folders["one"], FederateOptions(cache=work / "cache"))
         with running(settings, folders["many"], cache=work / "cache") as cluster:
             supervise(cluster, (folders["many"] / "server" / "result.json").exists)
         one, many = (load_tensors(folder / "server" / "final.safetensors")[0] for folder in folders.values())

@@ -85,7 +85,7 @@ def _uniformity(record: list[Any]) -> list[float]:
 def one_round(options: argparse.Namespace) -> list[dict[str, Any]]:
     from discreet.data.sources import TextSource
     from discreet.federated.aggregation import Aggregation, Mean
-    from discreet.federated.run import run_in_process, settled
+    from discreet.federated.run import FederateOptions, run_in_process, settled
     from discreet.federated.secure_sum.aggregations import SecureSum
     from discreet.federated.settings import Federation
     from discreet.models.settings import ModelSettings, TrainSettings
@@ -112,7 +112,8 @@ def one_round(options: argparse.Namespace) -> list[dict[str, Any]]:
             if options.processes:
                 clocks = _clocks_of_processes(settings, Path(folder))
             else:
-                run_in_process(settings, Path(folder), lambda report: clocks.append(_clock()))  # noqa: B023
+                watched = FederateOptions(watch=lambda report: clocks.append(_clock()))  # noqa: B023
+                run_in_process(settings, Path(folder), watched)
         spent = np.diff(np.array(clocks), axis=0)  # the first round also reads text and builds models
         wall, cpu = np.median(spent, axis=0).tolist()
         rows.append(

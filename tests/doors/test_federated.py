@@ -168,7 +168,7 @@ def test_an_error_at_a_client_is_told_by_its_type_and_the_step_stays_counted(
 
 @door("federated client", "state", CERTIFIED)
 def test_nothing_but_the_noisy_update_leaves_a_client_whatever_its_model_keeps(client: Client) -> None:
-    rows = client.training(TASK).step.rows
+    rows = client.training(TASK).job.step.rows
     client.model.register_buffer("seen", rows.vectors.mean(0))  # type: ignore[union-attr]
     client.model.memory = list(client.split.texts)  # type: ignore[assignment]
     answer = ask(client)
@@ -216,13 +216,13 @@ def test_more_rounds_than_planned_without_a_budget_are_an_estimate(settings: Set
     first, again = ask(client, steps=1), ask(client, steps=1)
     assert np.array_equal(first.arrays["head.weight"], again.arrays["head.weight"])
     task = Task(1, 0, 1, 1, 10)
-    stated = client.training(task).step.guarantee()
+    stated = client.training(task).job.step.guarantee()
     assert stated is not None and stated.certified
     moved = ask(client, more=1e-3, steps=1)
     scale = client.training(task).plan.protect.noise_scale / 10  # type: ignore[union-attr]
     difference = moved.arrays["head.weight"].astype(float) - first.arrays["head.weight"].astype(float)
     assert difference.std() > 0.5 * scale  # the noise does not cancel
-    stated = client.training(task).step.guarantee()
+    stated = client.training(task).job.step.guarantee()
     assert stated is not None and stated.caveats == {Caveat.UNPLANNED_STEPS}
     client.close()
     assert Ledger.read(client.folder / LEDGER).spends == 2

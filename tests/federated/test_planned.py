@@ -19,7 +19,7 @@ Open = Callable[..., PlannedLedger]
 @pytest.fixture
 def opened(tmp_path: Path) -> Open:
     def ledger(planned: int = 3, budget: Budget | None = None, *, trusted: bool = False) -> PlannedLedger:
-        one = PlannedLedger.begin(tmp_path / "ledger.jsonl", unit="row", adjacency="zero-out", budget=budget)
+        one = PlannedLedger.open(tmp_path / "ledger.jsonl", unit="row", adjacency="zero-out", budget=budget)
         one.plan("plan", planned, tmp_path, trusted=trusted)
         return one
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from benchmarks.wiretap import wiretap
 
 from discreet.accounting.ledger import Ledger
 from discreet.core.files import load_tensors
@@ -27,7 +28,6 @@ from discreet.federated.processes import (
 )
 from discreet.federated.run import run_in_process
 from discreet.federated.settings import Federation
-from discreet.federated.wiretap import wiretap
 from discreet.models.settings import ModelSettings
 from discreet.protections.dp_sgd import DPSGD
 from discreet.runs.checkpoint import LEDGER

@@ -17,7 +17,7 @@ from discreet.core.guarantee import Adjacency, Caveat, Guarantee
 from discreet.data.sources import TextSource
 from discreet.federated.aggregation import Payload, RoundError
 from discreet.federated.central import CentralDP
-from discreet.federated.client import Client, Task
+from discreet.federated.client import Assignment, Client
 from discreet.federated.flower import serve
 from discreet.federated.run import FederateOptions, client_folder, federate, joint, local_grid, run_in_process
 from discreet.federated.server import Outgoing, Schedule, Server
@@ -80,7 +80,7 @@ def test_federated_sgd_takes_the_steps_of_central_training(
         for client in clients:
             training = client.training(schedule.task(client.number, 1))
             rows = training.plan.sampler.draw(step, len(client.split), training.plan.rng.fork("sampler"))
-            batch = training.step.rows.batch(rows)
+            batch = training.job.step.rows.batch(rows)
             loss = model.losses(batch.inputs, batch.targets).mean() * len(client.split) / total
             loss.backward()
             terms += next(iter(batch.inputs.values())).numel() if part == "all" else len(rows)
@@ -148,7 +148,7 @@ def test_other_protections_run_at_the_clients(tiny: Tiny, tmp_path: Path, protec
     assert len(result["clients"]) == 3
     client = Client(settings, 0, client_folder(tmp_path, 0))
     if isinstance(protect, TextHide):
-        training = client.training(Task(1, 0, 1, result["steps"], 10))
+        training = client.training(Assignment(1, 0, 1, result["steps"], 10))
         assert training.plan.protect.mask_count == 2  # type: ignore[union-attr]
         weights = {name: value.numpy() for name, value in final(tmp_path).items()}
         row, views = result["clients"]["0"], training.views()
@@ -162,7 +162,7 @@ def test_clients_with_few_pairs_train_with_the_defaults_of_the_server(tiny: Tiny
     settings = dataclasses.replace(settings, train=TrainSettings())
     rows = settings.corpus_of(0)
     client = Client(settings, 0, tmp_path / "client", corpus=dataclasses.replace(rows, second=rows.texts))
-    plan = client.training(Task(1, 0, 1, 4, 10)).plan
+    plan = client.training(Assignment(1, 0, 1, 4, 10)).plan
     expected = plain_defaults("all", 20, client.model.width)
     assert (plan.settings.learning_rate, plan.settings.head_rate) == (expected.learning_rate, expected.head_rate)
     client.close()
@@ -229,7 +229,7 @@ def test_a_client_that_is_gone_at_the_end_still_counts(
 ) -> None:
     finish = Client.finish
 
-    def gone(client: Client, task: Task, weights: Any) -> Any:
+    def gone(client: Client, task: Assignment, weights: Any) -> Any:
         if client.number == 1:
             raise DataError("gone")
         return finish(client, task, weights)
@@ -451,7 +451,7 @@ def test_the_same_weights_get_the_same_answer_and_others_new_noise_at_a_cost(tin
     client = Client(settings, 0, tmp_path / "client")
     weights = {n: p.detach().numpy().copy() for n, p in trained(client.model).items()}
     other = {name: value + np.float32(1e-3) for name, value in weights.items()}
-    task = Task(1, 0, 1, 1, 10)  # a plan of one step
+    task = Assignment(1, 0, 1, 1, 10)  # a plan of one step
     first = client.update(task, weights).arrays
     client.close()
     client = Client(settings, 0, tmp_path / "client")  # a client that was restarted
@@ -461,7 +461,7 @@ def test_the_same_weights_get_the_same_answer_and_others_new_noise_at_a_cost(tin
     moved = client.update(task, other).arrays
     back = client.update(task, weights).arrays  # computed again, with the noise of the first time
     assert Ledger.read(tmp_path / "client" / LEDGER).spends == 2
-    stated = client.training(task).step.guarantee()
+    stated = client.training(task).job.step.guarantee()
     assert stated is not None and stated.caveats == {Caveat.UNPLANNED_STEPS}  # no budget limits what a server may ask
     scale = client.training(task).plan.protect.noise_scale / 10  # type: ignore[union-attr]
     name = "head.weight"
@@ -473,7 +473,7 @@ def test_the_same_weights_get_the_same_answer_and_others_new_noise_at_a_cost(tin
 def test_weights_of_another_model_are_rejected(tiny: Tiny, tmp_path: Path) -> None:
     client = Client(tiny(), 0, tmp_path / "client")
     with pytest.raises(DataError, match="weights"):
-        client.update(Task(1, 0, 1, 8, 10), {"head.weight": np.zeros((2, 2), np.float32)})
+        client.update(Assignment(1, 0, 1, 8, 10), {"head.weight": np.zeros((2, 2), np.float32)})
 
 
 def test_an_interrupted_run_is_not_deleted_and_resumes(tiny: Tiny, tmp_path: Path) -> None:

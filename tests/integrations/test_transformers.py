@@ -20,6 +20,7 @@ from discreet import DPSGD, DirDPSGD, Ledger, Rng, make_private
 from discreet.core.errors import DataError, LedgerError, ModelError, SettingError, UnsupportedError
 from discreet.core.guarantee import Caveat, Guarantee
 from discreet.integrations.losses import mean_over_tokens, row_losses, task_of
+from discreet.integrations.rows import unit_numbers
 from discreet.integrations.transformers import GUARANTEE, LEDGER, START, STATE, PrivateTrainer
 
 logging.getLogger("transformers").setLevel(logging.ERROR)
@@ -91,6 +92,15 @@ def trainer(folder: Path, model: nn.Module | None = None, changes: Any = None, *
 
 def flat(model: nn.Module) -> Tensor:
     return torch.cat([p.detach().flatten().double() for p in model.parameters()])
+
+
+def test_ids_in_tensors_are_people_as_numbers_are(tmp_path: Path) -> None:
+    """Of a dataset in torch's format each id is a tensor; two tensors with the same number count as two in a set."""
+    numbered = [{**row, "patient_id": torch.tensor(int(row["patient_id"][1:]))} for row in rows()]
+    trained = trainer(tmp_path, train_dataset=numbered)
+    assert trained._unit_count() == PEOPLE
+    assert len(set(unit_numbers(numbered, "patient_id").tolist())) == PEOPLE
+    assert len(set(unit_numbers(numbered, [row["patient_id"] for row in numbered]).tolist())) == PEOPLE
 
 
 @pytest.mark.parametrize("protect", [NOISE, DirDPSGD(kappa=100.0)])

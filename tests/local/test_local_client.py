@@ -17,7 +17,6 @@ from discreet.accounting.local_layer import Sending
 from discreet.core.errors import BudgetError, DataError, ModelError, OutputError, SettingError
 from discreet.core.guarantee import Adjacency, Guarantee
 from discreet.core.randomness import Rng
-from discreet.core.types import RepresentationRelease
 from discreet.data.sources import TextSource
 from discreet.experiment import RunOptions, RunRequest, train_once
 from discreet.local.client import Mixed, UserSide
@@ -145,8 +144,6 @@ def test_a_server_refuses_whatever_is_no_release() -> None:
     ):
         with pytest.raises(DataError, match=said):
             server.answer(bad)  # type: ignore[arg-type]
-    with pytest.raises(DataError, match="labels"):
-        ServerSide.fit(RepresentationRelease(torch.zeros(2, 8)), label_names=("a", "b"), noise=0, query_noise=0)
 
 
 def test_up_sampling_hides_queries_among_decoys_within_the_budget(

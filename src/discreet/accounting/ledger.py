@@ -106,7 +106,7 @@ class Ledger:
     @classmethod
     def open(
         cls, path: str | os.PathLike[str] | None, *, unit: str, adjacency: str, budget: Budget | None = None
-    ) -> Ledger:
+    ) -> Self:
         """Open or create a ledger for a privacy unit under an adjacency; without a path it is in memory only.
 
         Raises LedgerError if an existing ledger has another unit, adjacency or budget, is open elsewhere, or is

@@ -313,9 +313,7 @@ def protections_to_attack(
 
 def note_different_noise(built: Any) -> None:
     """Print a note if the noise of a run's protection is recomputed for the rows of the attacked release."""
-    from discreet.protections.instance_encoding import InstanceEncoding
-
-    if isinstance(built, InstanceEncoding):
+    if built is not None and built.computes_noise_from_rows:
         note(
             f"The noise of {built.name} is computed for the texts of this release. The run's own noise was computed "
             "for all rows of a unit and differs."

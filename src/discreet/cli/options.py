@@ -24,6 +24,7 @@ import typer
 from discreet.catalog import CORPORA
 from discreet.core.errors import SettingError, invalid, one_of, positive, whole
 from discreet.core.settings import option
+from discreet.core.task import Task
 from discreet.models.settings import RANK
 
 if TYPE_CHECKING:
@@ -170,8 +171,8 @@ def task_of(name: str | None) -> LabelTask | None:
     """Return how labels are read for a task; a language model reads texts without them."""
     if name is None:
         return None
-    one_of("task", name, ("classification", "regression", "lm"))
-    return "unlabelled" if name == "lm" else name  # type: ignore[return-value]
+    task = Task(one_of("task", name, [str(one) for one in Task if one is not Task.UNLABELLED]))
+    return "unlabelled" if task.is_language else str(task)  # type: ignore[return-value]
 
 
 def classes_of(text: str | None) -> tuple[str, ...] | None:

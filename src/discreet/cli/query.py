@@ -177,7 +177,7 @@ def _gathered(answers: list[dict[str, Any]], mixed: Mixed, about: About) -> list
     for mean in means.tolist():
         if math.isnan(mean[0]):
             collected.append(None)
-        elif about.task != "classification":
+        elif not about.task.has_classes:
             collected.append({"score": mean[0]})
         else:
             best = max(range(len(mean)), key=mean.__getitem__)

@@ -180,13 +180,10 @@ class Evaluation:
 
     def values(self) -> dict[str, Any]:
         """Return plain values for JSON."""
-        quality, classes = self.assessment.quality, self.assessment.by_class
+        metrics = self.assessment.quality.metrics
         return {
-            "utility": quality.metrics,
-            "quality": quality.as_dict(),
-            "evaluated_on": self.split,
-            **({"utility_by_class": classes} if classes else {}),
-            **({} if self.public is None else {"public": self.public.as_dict(quality.metrics)}),
+            **self.assessment.values(self.split),
+            **({} if self.public is None else {"public": self.public.as_dict(metrics)}),
             **({"utility_averaged": dict(self.averaged)} if self.averaged else {}),
         }
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from discreet.local.http import QUIET, listen
+from discreet.local.http import listen, quiet_server
 from discreet.local.limits import Guard, Limits
 
 if TYPE_CHECKING:
@@ -70,20 +70,10 @@ def server_for(
 
     Guarantee: typed text is not logged, written to disk or sent to another machine.
     """
-    import uvicorn
-
     from discreet.explorer.app import application
 
     page = application(offer, read, worker, key=place.key, hosts=place.hosts)
-    guard = Guard(page, limits, makes_room=True, times_answers=False)
-    config = uvicorn.Config(
-        guard,
-        http=guard.protocol(),
-        **QUIET,
-        timeout_keep_alive=10,
-        timeout_graceful_shutdown=2,
-    )
-    return uvicorn.Server(config)
+    return quiet_server(Guard(page, limits, makes_room=True, times_answers=False), keep_alive=10, shutdown=2)
 
 
 def serve(place: Place, offer: Mapping[str, Any], read: Read) -> None:

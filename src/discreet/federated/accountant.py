@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flwr.supercore.privacy_accounting import (
     GaussianPrivacyEvent,
@@ -18,6 +18,7 @@ from flwr.supercore.privacy_accounting import (
     SamplingMethod,
 )
 
+from discreet.accounting.events import ClippedSumDpEvent, DpEvent, event_from_json, event_to_json
 from discreet.accounting.interpret import delta as delta_of
 from discreet.accounting.interpret import epsilon as epsilon_of
 from discreet.accounting.ledger import Ledger
@@ -25,9 +26,6 @@ from discreet.accounting.ledger_file import composed
 from discreet.core.errors import LedgerError, UnsupportedError, invalid, non_negative, open_probability, whole
 from discreet.core.guarantee import Adjacency
 from discreet.data.samplers import FixedSize, Poisson
-
-if TYPE_CHECKING:
-    from discreet.accounting.events import DpEvent
 
 _RELATIONS = {
     NeighboringRelation.ADD_OR_REMOVE_ONE: Adjacency.ADD_REMOVE,
@@ -101,8 +99,6 @@ class LedgerAccountant:
 
     def state_dict(self) -> dict[str, object]:
         """Return the configuration and all releases as plain values."""
-        from discreet.accounting.events import event_to_json
-
         spent = self.ledger.statement.spent
         return {"config": repr(self._config), "events": [[event_to_json(event), count] for event, count in spent]}
 
@@ -112,8 +108,6 @@ class LedgerAccountant:
         A ledger that holds more than the state keeps what it holds: it was written before the noise was used, and the
         state afterwards.
         """
-        from discreet.accounting.events import event_from_json, event_to_json
-
         if set(state) != set(_STATE) or state["config"] != repr(self._config):
             raise LedgerError("Expected the state of an accountant with the same configuration. Restore another one.")
         held = {event_to_json(event): count for event, count in self.ledger.statement.spent}
@@ -124,8 +118,6 @@ class LedgerAccountant:
 
     def event_of(self, event: GaussianPrivacyEvent) -> DpEvent:
         """Return the event of a release: a noisy sum of clipped updates of sampled clients."""
-        from discreet.accounting.events import ClippedSumDpEvent
-
         if event.population_size != self._config.population_size:
             rule = f"{self._config.population_size}, as configured"
             raise invalid("population_size", event.population_size, rule, "The population must not change.")

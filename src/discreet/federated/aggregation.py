@@ -11,7 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -78,15 +78,9 @@ class Local:
     spend: Callable[[DpEvent], None]
 
 
-class Ask(Protocol):
-    """Send requests to clients, by client number, and return the answers that arrived in time.
-
-    A client that dropped out, timed out or reported an error is missing in the answers; the log says why.
-    """
-
-    def __call__(self, stage: str, requests: Mapping[int, Payload]) -> dict[int, Payload]:
-        """Send one request to each client and wait for the answers."""
-        ...
+# Sends the requests of a stage to clients, by client number, and returns the answers that arrived in time. A client
+# that dropped out, timed out or reported an error is missing in the answers; the log says why.
+Ask = Callable[[str, Mapping[int, Payload]], dict[int, Payload]]
 
 
 @dataclass(frozen=True)
@@ -178,7 +172,7 @@ class Aggregation(ABC):
         """What the guarantee for the unit "client" assumes, as sentences."""
         return (
             "the server is trusted: it sees every update and which clients take part in a round",
-            "the number of clients, the size of each client's data and the settings are public",
+            PUBLIC_SIZES,
         )
 
     def resolve(self, clients: int, rounds: int, parameters: int) -> Aggregation:

@@ -111,11 +111,7 @@ class CentralDP(Aggregation):
                 "no client tells others in which rounds it took part, and nobody else sees its messages",
                 "how long a round takes is not released",
             )
-        return (
-            *trust,
-            HELD_OUT,
-            PUBLIC_SIZES,
-        )
+        return (*trust, HELD_OUT, PUBLIC_SIZES)
 
     def resolve(self, clients: int, rounds: int, parameters: int) -> CentralDP:
         """Return the aggregation with its noise: the one that was set, or the least that the budget allows."""

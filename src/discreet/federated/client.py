@@ -27,7 +27,8 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections import UserDict
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -73,7 +74,7 @@ _MOST_STEPS = 1_000_000  # of a plan: each is a line in the ledger before the fi
 
 
 @dataclass(frozen=True)
-class Task:
+class Assignment:
     """What a client is asked to compute: `local_steps` steps from step `first` of `steps`, with its own batch size."""
 
     round: int
@@ -92,7 +93,7 @@ class Task:
         return -(-self.steps // self.local_steps)
 
     @classmethod
-    def of(cls, values: Mapping[str, Value]) -> Task:
+    def of(cls, values: Mapping[str, Value]) -> Assignment:
         """Return the task of a message; reject a task outside its range."""
         names = ("round", "first", "local_steps", "steps", "batch_size")
         numbers = {name: whole(name, values.get(name, -1), 0) for name in names}  # type: ignore[arg-type]
@@ -147,15 +148,15 @@ class Client:
                 "scored once, at the end of a run."
             )
         if stage == FINISH:
-            return Payload(values=self.finish(Task.of(values), weights))
+            return Payload(values=self.finish(Assignment.of(values), weights))
         number = whole("round", values.get("round", -1), 0)  # type: ignore[arg-type]
         self.memory.begin(number)
 
         def update() -> Update:
-            return self._valid(self.update(Task.of(values), weights))
+            return self._valid(self.update(Assignment.of(values), weights))
 
         def spend(event: DpEvent) -> None:
-            self.spend(Task.of(values), event)
+            self.spend(Assignment.of(values), event)
 
         local = Local(number, self.number, update, self.memory, Rng.secret(), spend)
         self.loss = None
@@ -165,7 +166,7 @@ class Client:
             return Payload(values={STOPPED: str(error)})
         return self._with_loss(answer)
 
-    def spend(self, task: Task, event: DpEvent) -> None:
+    def spend(self, task: Assignment, event: DpEvent) -> None:
         """Record the cost of noise that protects this client as a whole; raise BudgetError beyond the budget.
 
         Guarantee: that of the client's own ledger, which counts all rounds that the server announced, and every answer
@@ -175,7 +176,7 @@ class Client:
             aggregation = self.settings.aggregation
             budget = None if aggregation.epsilon is None else Budget(aggregation.epsilon, aggregation.delta)
             path = self.folder / CLIENT_LEDGER
-            self._own = PlannedLedger.begin(path, unit=CLIENT_UNIT, adjacency=Adjacency.ZERO_OUT, budget=budget)
+            self._own = PlannedLedger.open(path, unit=CLIENT_UNIT, adjacency=Adjacency.ZERO_OUT, budget=budget)
         name = f"{_OWN} {digest(event_to_json(event), task.rounds)[:_NAME_DIGITS]}"
         if self._own.name_of_plan != name:
             self._own.plan(name, task.rounds, self.folder)
@@ -221,7 +222,7 @@ class Client:
         """Public size of the client's data, its weight in the mean: its number of units if those are protected."""
         return self.split.unit_count if self.counts_units else len(self.split)
 
-    def update(self, task: Task, weights: Arrays) -> Update:
+    def update(self, task: Assignment, weights: Arrays) -> Update:
         """Return the client's update for a task on the received weights, and record its cost before noise is used.
 
         Guarantee: that of the client's ledger, which counts every update that was computed with its own noise.
@@ -243,7 +244,7 @@ class Client:
         self.loss = loss
         return Update(arrays, float(self.size))
 
-    def training(self, task: Task) -> _Training:
+    def training(self, task: Assignment) -> _Training:
         """Return the training state for the length and batch size of a task."""
         if self._training is None or (self._training.steps, self._training.size) != (task.steps, task.batch_size):
             if self._training is not None:
@@ -270,7 +271,7 @@ class Client:
         for name, parameter in trained(self.model).items():
             parameter.data.copy_(torch.from_numpy(np.array(weights[name])))
 
-    def finish(self, task: Task, weights: Arrays) -> dict[str, Value]:
+    def finish(self, task: Assignment, weights: Arrays) -> dict[str, Value]:
         """Return the client's row of the final table: its facts, the guarantee of its ledger and its utility.
 
         If the server sees only sums, or was told the utility of other weights in this run, the row has no utility.
@@ -279,7 +280,7 @@ class Client:
         """
         training = self.training(task)
         training.reserve()
-        stated = training.step.guarantee()
+        stated = training.job.step.guarantee()
         values: dict[str, Value] = {**self.describe(), **self._scores(training, weights)}
         if stated is not None:
             stated = replace(stated, assumptions=(*stated.assumptions, ANSWERS_ALWAYS))
@@ -343,7 +344,7 @@ class _Training:
             if settings.noise_seed is not None:
                 secret = Rng(settings.noise_seed).fork("secret", client.number)
             self.ledger = self._opened.enter_context(
-                PlannedLedger.begin(
+                PlannedLedger.open(
                     self.folder / LEDGER, unit=self.plan.unit, adjacency=self.plan.adjacency, budget=self.plan.budget
                 )
             )
@@ -359,15 +360,10 @@ class _Training:
             command="train",
         )
         self.job = self._opened.enter_context(job)
-        self.optimizer, self.step, self.secret, self.name = (
-            self.job.optimizer,
-            self.job.step,
-            self.job.secret,
-            self.job.identity,
-        )
-        self.plan_name = digest("plan", self.name, steps)[:_NAME_DIGITS]
-        if self.ledger is not None and self.secret is not None and isinstance(self.plan, PrivatePlan):
-            self.plan_name = spend_name(digest("plan", self.name, steps), self.secret, self.ledger)
+        name = digest("plan", self.job.identity, steps)
+        self.plan_name = name[:_NAME_DIGITS]
+        if self.ledger is not None and self.job.secret is not None and isinstance(self.plan, PrivatePlan):
+            self.plan_name = spend_name(name, self.job.secret, self.ledger)
             planned = 0  # without a cost of its own (TextHide), every step is recorded as it is taken
             if self.plan.protect.samples_units:
                 names = {(step // settings.local_steps, self.plan.step_cost(step)[1]) for step in range(steps)}
@@ -376,18 +372,18 @@ class _Training:
 
     def reserve(self) -> None:
         """Count all planned steps in the ledger."""
-        if self.ledger is not None and isinstance(self.plan, PrivatePlan) and isinstance(self.step, PrivateStep):
-            self.ledger.reserve(self.plan.step_cost(0)[0], self.step.account.terms)
+        if self.ledger is not None and isinstance(self.plan, PrivatePlan) and isinstance(self.job.step, PrivateStep):
+            self.ledger.reserve(self.plan.step_cost(0)[0], self.job.step.account.terms)
 
-    def take(self, task: Task, request: str) -> tuple[dict[str, npt.NDArray[np.float32]], float | None]:
+    def take(self, task: Assignment, request: str) -> tuple[dict[str, npt.NDArray[np.float32]], float | None]:
         """Return the update of a task, and the mean loss if it is not protected."""
-        account = self.step.account
+        account, optimizer = self.job.step.account, self.job.optimizer
         if account is not None:
             # The weights are in the name: other weights are another release, with other noise and its own cost.
-            account.run = spend_name(digest(self.name, request), account.secret, account.ledger)
+            account.run = spend_name(digest(self.job.identity, request), account.secret, account.ledger)
         parameters = trained(self.model)
         before = {name: p.detach().clone() for name, p in parameters.items()}
-        self.optimizer.state.clear()
+        optimizer.state.clear()
         self.model.train()
         losses = []
         with torch.random.fork_rng(devices=[]):
@@ -395,9 +391,9 @@ class _Training:
                 for parameter in parameters.values():
                     parameter.grad = None
                 if not self.gradients:
-                    set_rate(self.optimizer, self.plan.settings.rate_at(step, task.steps, self.peak))
+                    set_rate(optimizer, self.plan.settings.rate_at(step, task.steps, self.peak))
                 self.record(task, step)
-                loss, _ = self.step(step)
+                loss, _ = self.job.step(step)
                 if loss is not None and self.plan.protect is None:
                     losses.append(float(loss))
         changes = {}
@@ -408,21 +404,19 @@ class _Training:
             changes[name] = np.array(change.detach().to(torch.float32).cpu().numpy())
         return changes, float(np.mean(losses)) if losses else None
 
-    def record(self, task: Task, step: int) -> None:
+    def record(self, task: Assignment, step: int) -> None:
         """Write the rows of a batch into the client's own folder, for scoring attacks on recorded messages."""
         if not self.client.settings.record:
             return
-        units = None
-        if isinstance(self.step, PrivateStep):
-            units = self.plan.sampler.draw(step, len(self.step.units), self.step.source.fork("sampler"))
-            rows, _ = self.step.units.of_units(units)
-        elif isinstance(self.step, HiddenStep):
-            rows = draw_hidden(self.plan.sampler, step, len(self.step.rows), self.step.source)
+        sampler, own = self.plan.sampler, self.job.step
+        if isinstance(own, PrivateStep):
+            rows, _ = own.units.of_units(sampler.draw(step, len(own.units), own.source.fork("sampler")))
+        elif isinstance(own, HiddenStep):
+            rows = draw_hidden(sampler, step, len(own.rows), own.source)
         else:
-            rows = self.plan.sampler.draw(step, len(self.step.rows), self.plan.rng.fork("sampler"))
+            rows = sampler.draw(step, len(own.rows), self.plan.rng.fork("sampler"))
         entry = {"round": task.round, "step": step, "rows": rows.tolist()}
-        with open(self.folder / BATCHES, "a", encoding="utf-8", opener=owner_only) as file:
-            file.write(json.dumps(entry) + "\n")
+        add_line(self.folder / BATCHES, json.dumps(entry))
 
     def stored(self, request: str) -> dict[str, npt.NDArray[np.float32]] | None:
         """Return the last protected update, if it answers the same request."""
@@ -440,9 +434,9 @@ class _Training:
 
     def views(self) -> nn.Module | None:
         """Return a module that applies all masks of the client's pool, or None if there is no pool."""
-        if self.plan.protect is None or self.secret is None:
+        if self.plan.protect is None or self.job.secret is None:
             return None
-        return self.plan.protect.views(self.model.width, self.secret)
+        return self.plan.protect.views(self.model.width, self.job.secret)
 
     def close(self, *, finished: bool = False) -> None:
         """Close the ledger, and the record of the same people on this machine."""
@@ -450,62 +444,50 @@ class _Training:
         self._opened.close()
 
 
-class FolderMemory(MutableMapping[str, bytes]):
-    """Bytes by name, of one round, in a folder that only its owner can read."""
+class FolderMemory(UserDict[str, bytes]):
+    """Bytes by name, of one round, which are kept in a folder that only its owner can read."""
 
     def __init__(self, folder: Path) -> None:
         """Use a folder, which is created when something is stored."""
-        self.folder = folder
-        self.round = 0
+        super().__init__()
+        self.folder = self.round = folder
 
     def begin(self, number: int) -> None:
-        """Delete what other rounds stored."""
-        self.round = number
+        """Read what this round stored, and delete what other rounds did."""
+        self.round = self.folder / str(number)
         for path in self.folder.glob("*"):
-            if path != self._round:
+            if path != self.round:
                 shutil.rmtree(path)
-
-    def __getitem__(self, name: str) -> bytes:
-        """Return stored bytes."""
-        try:
-            return self._path(name).read_bytes()
-        except FileNotFoundError:
-            raise KeyError(name) from None
+        # A file that begins with a dot was not written to its end.
+        self.data = {bytes.fromhex(path.name).decode(): path.read_bytes() for path in self.round.glob("[!.]*")}
 
     def __setitem__(self, name: str, value: bytes) -> None:
-        """Store bytes."""
-        self._round.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_atomic(self._path(name), bytes(value))
+        """Store bytes, on disk before this returns."""
+        self.round.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_atomic(self.round / name.encode().hex(), bytes(value))
+        super().__setitem__(name, bytes(value))
 
     def __delitem__(self, name: str) -> None:
         """Delete stored bytes."""
-        try:
-            self._path(name).unlink()
-        except FileNotFoundError:
-            raise KeyError(name) from None
-
-    def __iter__(self) -> Iterator[str]:
-        """Iterate over the names."""
-        return (bytes.fromhex(path.name).decode() for path in sorted(self._round.glob("*")))
-
-    def __len__(self) -> int:
-        """Return the number of names."""
-        return sum(1 for _ in self._round.glob("*"))
-
-    @property
-    def _round(self) -> Path:
-        return self.folder / str(self.round)
-
-    def _path(self, name: str) -> Path:
-        return self._round / name.encode().hex()
+        super().__delitem__(name)
+        (self.round / name.encode().hex()).unlink()
 
 
 def note_error(folder: Path, stage: str, error: Exception) -> None:
     """Write an error into the client's own folder, which the server cannot read."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    with open(folder / ERRORS, "a", encoding="utf-8", opener=owner_only) as file:
-        file.write(f"{now} {stage}: {type(error).__name__}: {error}\n")
+    add_to_log(folder / ERRORS, f"{stage}: {type(error).__name__}: {error}")
+
+
+def add_to_log(path: Path, text: str) -> None:
+    """Append a line to a log, with the time."""
+    add_line(path, f"{datetime.now(UTC).isoformat(timespec='seconds')} {text}")
+
+
+def add_line(path: Path, text: str) -> None:
+    """Append a line to a file that only its owner can read."""
+    with open(path, "a", encoding="utf-8", opener=owner_only) as file:
+        file.write(text + "\n")
 
 
 def owner_only(path: str, flags: int) -> int:

@@ -12,6 +12,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from discreet.core.files import write_atomic
 from discreet.federated.aggregation import Array, Payload
 from discreet.federated.client import FINISH, HELLO, Client, note_error
 from discreet.federated.server import ERROR, FAILED, PID, Outgoing, RoundReport, Server
-from discreet.federated.settings import Federation
+from discreet.federated.settings import FILES, Federation
 
 WHO = "who"  # asks a node for its client number
 _VALUES, _WEIGHTS, _REQUEST, _SCALARS = "values", "weights", "request", "scalars"
@@ -151,13 +152,9 @@ def with_own_settings(settings: Federation, number: int, node: Mapping[str, Any]
     A node with a limit takes no part in a run without a budget, with a larger one, with a delta above its own limit
     (1e-5 unless it sets another), or with a fixed seed of the noise: whoever wrote the settings would know the noise.
     """
-    import dataclasses
-
-    from discreet.federated.settings import FILES
-
     if "data" in node:
         files = tuple(str(node["data"]) if one == number else "" for one in range(settings.clients))
-        settings = dataclasses.replace(settings, partition=FILES, files=files)
+        settings = replace(settings, partition=FILES, files=files)
     if "epsilon" in node:
         limit, budget = float(node["epsilon"]), None if settings.protect is None else settings.protect.epsilon
         if budget is None or budget > limit:

@@ -11,9 +11,9 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any
 
-from discreet.accounting.ledger import Budget, Ledger, Receipt, Terms
+from discreet.accounting.ledger import Ledger, Receipt, Terms
 from discreet.core.files import sync_path, write_all
 from discreet.core.guarantee import Caveat
 
@@ -29,7 +29,7 @@ class PlannedLedger(Ledger):
 
     >>> import tempfile
     >>> from discreet.accounting.events import GaussianDpEvent
-    >>> with PlannedLedger.begin(None, unit="note", adjacency="zero-out") as ledger:
+    >>> with PlannedLedger.open(None, unit="note", adjacency="zero-out") as ledger:
     ...     ledger.plan("run", 3, Path(tempfile.mkdtemp()))
     ...     for name in ("step 0", "step 0", "step 1"):
     ...         receipt = ledger.spend(GaussianDpEvent(2.0), name)
@@ -40,11 +40,6 @@ class PlannedLedger(Ledger):
     name_of_plan = ""
     planned = 0
     trusted = False
-
-    @classmethod
-    def begin(cls, path: Path | None, *, unit: str, adjacency: str, budget: Budget | None = None) -> Self:
-        """Open or create the ledger."""
-        return cast("Self", cls.open(path, unit=unit, adjacency=adjacency, budget=budget))
 
     def plan(self, name: str, planned: int, folder: Path, *, trusted: bool = False) -> None:
         """Set the name of the plan, its number of spends, and the folder that says which of them are in use.
@@ -90,11 +85,11 @@ class PlannedLedger(Ledger):
         """
         number = None if secure else self._places.get(id)
         if number is not None:
-            return self._take(event, number, terms)
+            return super().spend(event, self.place(number), terms=terms)
         number = self._first + len(self._places)
         if number >= self.planned and not self.trusted and self.budget is None:
             terms = (terms or Terms()) | Terms(caveats=frozenset({Caveat.UNPLANNED_STEPS}))
-        receipt = self._take(event, number, terms)
+        receipt = super().spend(event, self.place(number), terms=terms)
         self.reserve(event, terms)
         if number >= self.planned and not self.trusted and self.budget is not None:
             further = range(number + 1, number + 1 + self.remaining(event))
@@ -109,13 +104,6 @@ class PlannedLedger(Ledger):
         if not self._reserved:
             self.spend_all([(event, self.place(number)) for number in range(self.planned)], terms=terms)
             self._reserved = True
-
-    def _take(self, event: Any, number: int, terms: Terms | None) -> Receipt:
-        if not self.holds(self.place(number)):
-            return super().spend(event, self.place(number), terms=terms)
-        if terms is not None:
-            self.state(terms)
-        return Receipt(self.place(number), event, self.statement.spends, repeated=True, durable=self.path is not None)
 
     def _append(self, entry: dict[str, Any]) -> None:
         self._append_text(json.dumps(entry) + "\n")

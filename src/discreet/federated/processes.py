@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from discreet.core.errors import ModelError, first_line
 from discreet.core.files import write_atomic
 from discreet.federated.app import write_app
-from discreet.federated.client import owner_only
+from discreet.federated.client import add_to_log, owner_only
 from discreet.federated.node import FLAG
 from discreet.federated.server import FAILED, LOG, PID, PRIVATE, PROGRESS, RESULT, RoundReport, StoppedError
 from discreet.federated.settings import Federation
@@ -82,10 +82,8 @@ class Cluster:
 
     def log(self, text: str, name: str = LOG) -> None:
         """Write a line into the server's log."""
-        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         (self.workspace / "server").mkdir(exist_ok=True, mode=0o700)
-        with open(self.workspace / "server" / name, "a", encoding="utf-8", opener=owner_only) as file:
-            file.write(f"{now} {text}\n")
+        add_to_log(self.workspace / "server" / name, text)
 
     def child(self, name: str, arguments: list[str]) -> subprocess.Popen[bytes]:
         """Start a child process whose output goes to a log file."""

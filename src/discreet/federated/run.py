@@ -18,7 +18,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,8 @@ from discreet.core.guarantee import Adjacency, Guarantee, delta_for
 from discreet.data.corpus import Corpus
 from discreet.federated.client import AVERAGED, BATCHES, ERRORS, GUARANTEE, Client, guarantee_of
 from discreet.federated.planned import ANSWERS
-from discreet.federated.server import FINAL, LOG, PID, PRIVATE, RESULT, SCHEDULE, RoundReport, Schedule, StoppedError
+from discreet.federated.processes import run_processes
+from discreet.federated.server import FINAL, LOG, PID, PRIVATE, RESULT, RoundReport, Schedule, StoppedError
 from discreet.federated.settings import EQUAL, UNIT, Federation, shared_label_names, with_label_names
 from discreet.models.base import TextModel
 from discreet.models.encode import ready
@@ -83,7 +83,7 @@ def settled(settings: Federation) -> tuple[Federation, Corpus]:
     names = settings.data.label_names or shared_label_names(corpora) if settings.files else corpora[0].label_names
     check_units(corpora, settings)
     settings = replace(settings, task=task, label_names=() if task.is_language else tuple(names))
-    return settings, with_label_names(corpora[0], settings.target)
+    return settings, with_label_names(corpora[0], settings)
 
 
 def check_units(corpora: Sequence[Corpus], settings: Federation) -> None:
@@ -127,34 +127,23 @@ def federate(settings: Federation, out: Path, options: FederateOptions | None = 
     if corpus.units is not None and settings.partition == EQUAL:
         options.say(f"All rows of one {corpus.unit_name} are at one client, as with {setting('partition', UNIT)}.")
     write_atomic(path, settings.text(), private=False)
-    if options.in_process:
-        run = partial(run_in_process, settings, workspace, options.watch, options.cache, options.should_stop)
-    else:
-        from discreet.federated.processes import run_processes
-
-        run = partial(run_processes, settings, workspace, options)
+    run = run_in_process if options.in_process else run_processes
     try:
-        result = run()
+        result = run(settings, workspace, options)
     except StoppedError:
         return {"out": str(out), "finished": False}
     return write_run(settings, corpus, workspace, out, result, time.monotonic() - start, options)
 
 
-def run_in_process(
-    settings: Federation,
-    workspace: Path,
-    watch: Callable[[RoundReport], None] = lambda report: None,
-    cache: Path | None = None,
-    should_stop: Callable[[], bool] = lambda: False,
-) -> dict[str, Any]:
+def run_in_process(settings: Federation, workspace: Path, options: FederateOptions | None = None) -> dict[str, Any]:
     """Run server and clients of a federation in this process, and return the server's result."""
     from discreet.federated.flower import serve
 
-    clients = [
-        Client(settings, number, client_folder(workspace, number), cache=cache) for number in range(settings.clients)
-    ]
+    options = options or FederateOptions()
+    folders = [client_folder(workspace, number) for number in range(settings.clients)]
+    clients = [Client(settings, number, folder, cache=options.cache) for number, folder in enumerate(folders)]
     try:
-        return serve(settings, workspace / SERVER, local_grid(clients), watch, should_stop)
+        return serve(settings, workspace / SERVER, local_grid(clients), options.watch, options.should_stop)
     finally:
         for client in clients:
             client.close()
@@ -207,11 +196,8 @@ def write_run(
             averaged = mean_utility(clients, model.task.main, AVERAGED)
             utility |= {"utility_averaged": averaged} if averaged else {}
         else:
-            rows = ready(model, with_label_names(corpus.split("validation"), settings.target), options.cache)
-            assessment = assess(model, rows)
-            quality, classes = assessment.quality, assessment.by_class
-            utility = {"utility": quality.metrics, "quality": quality.as_dict(), "evaluated_on": "validation"}
-            utility |= {"utility_by_class": classes} if classes else {}
+            rows = ready(model, with_label_names(corpus.split("validation"), settings), options.cache)
+            utility = assess(model, rows).values("validation")
     values = {
         "out": str(out),
         "finished": True,
@@ -225,7 +211,7 @@ def write_run(
         "trained": settings.model.train,
         "seed": settings.seed,
     }
-    units = sum(Schedule.of_text((workspace / SERVER / SCHEDULE).read_text(encoding="utf-8")).sizes.values())
+    units = sum(Schedule.read(workspace / SERVER).sizes.values())
     log = workspace / SERVER / LOG
     events = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
     tidy(workspace, settings)
@@ -259,7 +245,7 @@ def in_ledger(workspace: Path, client: int) -> Guarantee | None:
     if not path.exists():
         return None
     statement = Ledger.read(path)
-    schedule = Schedule.of_text((workspace / SERVER / SCHEDULE).read_text(encoding="utf-8"))
+    schedule = Schedule.read(workspace / SERVER)
     delta = delta_for(schedule.sizes[client]) if statement.budget is None else statement.budget.delta
     return statement.guarantee(delta) if statement.spends else None
 

@@ -19,10 +19,10 @@ import json
 import secrets
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +34,7 @@ from discreet.core.files import save_tensors, write_atomic
 from discreet.core.guarantee import Adjacency, Caveat
 from discreet.core.randomness import Rng, digest
 from discreet.federated.aggregation import UPDATE, Aggregation, Arrays, Payload, Round, RoundError, Total, numbers_of
-from discreet.federated.client import CLIENT_UNIT, FINISH, HELLO, LOSS, STOPPED, Task, owner_only
+from discreet.federated.client import CLIENT_UNIT, FINISH, HELLO, LOSS, STOPPED, Assignment, add_line, add_to_log
 from discreet.federated.planned import PlannedLedger
 from discreet.federated.record import Recorder
 from discreet.federated.settings import GRADIENTS, Federation
@@ -71,20 +71,10 @@ class Outgoing:
     request: Payload = field(default_factory=Payload)
 
 
-class Send(Protocol):
-    """Send a message to each of some clients and return the answers that arrived."""
-
-    def __call__(self, stage: str, messages: Mapping[int, Outgoing]) -> dict[int, Payload]:
-        """Send the messages and wait for answers."""
-        ...
-
-
-class Lookup(Protocol):
-    """Return the clients that can be reached, after waiting for `wanted` of them."""
-
-    def __call__(self, wanted: int) -> tuple[int, ...]:
-        """Return client numbers."""
-        ...
+# Sends the message of a stage to each of some clients, and returns the answers that arrived.
+Send = Callable[[str, Mapping[int, Outgoing]], dict[int, Payload]]
+# Returns the clients that can be reached, after waiting for so many of them.
+Lookup = Callable[[int], tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -125,19 +115,15 @@ class Schedule:
                 remedy = f"Use larger batches ({setting('batch_size')}), or mix fewer sentences ({setting('mix')})."
                 raise invalid("mix", protect.mixes, f"<= {rows}, the rows in a batch of client {client}", remedy)
 
-    def task(self, client: int, number: int) -> Task:
+    def task(self, client: int, number: int) -> Assignment:
         """Return the task of a client in a round, counted from 1."""
         first = (number - 1) * self.local_steps
-        return Task(number, first, self.local_steps, self.steps, self.batches[client])
-
-    def text(self) -> str:
-        """Return the schedule as JSON."""
-        return json.dumps(asdict(self), indent=2) + "\n"
+        return Assignment(number, first, self.local_steps, self.steps, self.batches[client])
 
     @classmethod
-    def of_text(cls, text: str) -> Schedule:
-        """Return the schedule from JSON."""
-        values = json.loads(text)
+    def read(cls, folder: Path) -> Schedule:
+        """Return the schedule that is stored in a server's folder."""
+        values = json.loads((folder / SCHEDULE).read_text(encoding="utf-8"))
         for name in ("sizes", "batches"):
             values[name] = {int(client): count for client, count in values[name].items()}
         return cls(**values)
@@ -181,9 +167,7 @@ class Server:
 
     def log(self, text: str, name: str = LOG) -> None:
         """Write a line into the log, with the time."""
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        with open(self.folder / name, "a", encoding="utf-8", opener=owner_only) as file:
-            file.write(f"{now} {text}\n")
+        add_to_log(self.folder / name, text)
 
     def log_client(self, text: str) -> None:
         """Write what happened to a client into the log, or into a file of its own if that may depend on a secret."""
@@ -227,8 +211,7 @@ class Server:
                 if small or stops or time.monotonic() - saved > _SAVE_SECONDS or number == schedule.rounds:
                     checkpoint.save(self.folder, name, self.model, optimizer, at)
                     saved = time.monotonic()
-                with open(self.folder / PROGRESS, "a", encoding="utf-8", opener=owner_only) as file:
-                    file.write(json.dumps(asdict(report)) + "\n")
+                add_line(self.folder / PROGRESS, json.dumps(asdict(report)))
                 self.watch(report)
                 if stops:
                     raise StoppedError(f"The run was stopped after round {number} of {schedule.rounds}. Resume it.")
@@ -236,11 +219,9 @@ class Server:
 
     def schedule(self) -> Schedule:
         """Return the schedule of the run: the stored one, or a new one for the clients that say hello."""
-        path = self.folder / SCHEDULE
-        if path.exists():
-            self.lookup(self.settings.clients)
-            return Schedule.of_text(path.read_text(encoding="utf-8"))
         present = self.lookup(self.settings.clients)
+        if (self.folder / SCHEDULE).exists():
+            return Schedule.read(self.folder)
         facts = self.ask(HELLO, {client: Outgoing({}) for client in present})
         missing = set(range(self.settings.clients)) - set(facts)
         if missing:
@@ -252,7 +233,7 @@ class Server:
         sizes = {client: int(one.values["units" if counts_units else "rows"]) for client, one in sorted(facts.items())}  # type: ignore[arg-type]
         schedule = Schedule.make(self.settings, sizes, self.model.width)
         schedule.check(self.settings.protect)
-        write_atomic(path, schedule.text())
+        write_atomic(self.folder / SCHEDULE, json.dumps(asdict(schedule), indent=2) + "\n")
         return schedule
 
     def round(self, number: int, schedule: Schedule, aggregation: Aggregation, ledger: Ledger | None) -> Total:
@@ -394,13 +375,11 @@ class Server:
 
         A round is repeated because a side failed, never because of what the server has seen.
         """
-        from contextlib import nullcontext
-
         if aggregation.event is None:
             return nullcontext()
         budget = None if aggregation.epsilon is None else Budget(aggregation.epsilon, aggregation.delta)
         path = self.folder / LEDGER
-        ledger = PlannedLedger.begin(path, unit=CLIENT_UNIT, adjacency=Adjacency.ZERO_OUT, budget=budget)
+        ledger = PlannedLedger.open(path, unit=CLIENT_UNIT, adjacency=Adjacency.ZERO_OUT, budget=budget)
         ledger.plan("round", schedule.rounds, self.folder, trusted=True)
         return ledger
 

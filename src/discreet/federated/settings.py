@@ -21,7 +21,7 @@ from discreet.data.sources import TextSource
 from discreet.federated.aggregation import Aggregation, Mean
 from discreet.models.base import TextModel
 from discreet.models.build import build_model, matched
-from discreet.models.classifier import ModelSettings
+from discreet.models.classifier import Labelled, ModelSettings
 from discreet.models.settings import TrainSettings
 from discreet.protections.base import Protection, defaults_of
 
@@ -41,6 +41,7 @@ class Federation:
     together, and `train.epochs` counts passes over all clients' rows, so that the same settings describe a central
     training run. Each client resolves `protect` for its own units and keeps its own ledger. `partition` says how the
     rows of `data` are divided among the clients on one machine; with "files", `files` names one source per client.
+    `task` and `label_names` are those of the model, and every client's data must have them.
 
     A round ends when all clients answered, or `wait_seconds` (or three times what they needed, if that is longer)
     after half of them did.
@@ -94,11 +95,6 @@ class Federation:
             object.__setattr__(self, "aggregation", self.aggregation.recorded())
 
     @property
-    def target(self) -> Target:
-        """Task and class names, which every client's data must have."""
-        return Target(self.task, self.label_names)
-
-    @property
     def names_read(self) -> bool:
         """Whether the names of the classes are read from the labels of the clients, and may depend on one of them."""
         return self.task.has_classes and self.data.label_names is None and not self.data.built_in
@@ -109,7 +105,7 @@ class Federation:
 
     def build(self) -> TextModel:
         """Return the model with its initial weights, the same on every side."""
-        return build_model(self.target, self.model, rng=Rng(self.seed).fork("model"), download=self.download)
+        return build_model(self, self.model, rng=Rng(self.seed).fork("model"), download=self.download)
 
     def source_of(self, client: int) -> TextSource:
         """Return where a client reads its text on one machine."""
@@ -120,7 +116,7 @@ class Federation:
 
         Guarantee: none, this reads private data.
         """
-        corpus = with_label_names(self.source_of(client).load(Adjacency.ZERO_OUT), self.target)
+        corpus = with_label_names(self.source_of(client).load(Adjacency.ZERO_OUT), self)
         return corpus if self.files else divided(corpus, self)[client]
 
     def text(self) -> str:
@@ -147,15 +143,7 @@ class Federation:
         return dataclasses.replace(parse(cls, values, where), **parts)
 
 
-@dataclass(frozen=True)
-class Target:
-    """Task and class names of a model."""
-
-    task: Task
-    label_names: tuple[str, ...]
-
-
-def with_label_names(corpus: Corpus, target: Target) -> Corpus:
+def with_label_names(corpus: Corpus, target: Labelled) -> Corpus:
     """Return a corpus whose classes are numbered as in the federation; reject other classes."""
     if target.task.is_language:
         return corpus.unlabelled()

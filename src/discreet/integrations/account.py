@@ -18,7 +18,7 @@ from torch import nn
 from discreet.accounting.ledger import Ledger, Terms
 from discreet.core.errors import LedgerError, ModelError, UnsupportedError, invalid, setting
 from discreet.core.files import write_atomic
-from discreet.core.guarantee import CHOICE, Caveat, Guarantee
+from discreet.core.guarantee import CHOICE, Caveat
 from discreet.core.randomness import Rng, digest
 from discreet.integrations.rows import Dataset, people_of
 from discreet.runs.people import Entry, Marks, detach, place_of
@@ -51,7 +51,7 @@ class LoopAccount:
 
     `identity` is a hash of everything that decides the noise besides the secret.
 
-    Guarantee: `guarantee`: that of every step that was counted, with the assumptions and caveats of each.
+    Guarantee: `account.guarantee()`: that of every step that was counted, with the assumptions and caveats of each.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class LoopAccount:
         identity: str,
     ) -> None:
         """Open the ledger and the secret; `make_private` says what they are."""
-        self.plan, self.delta, self.identity = plan, plan.delta, identity
+        self.plan, self.identity = plan, identity
         self.caveats: set[Caveat] = set()
         self.resumed = False
         self.repeats = False  # whether steps may be taken again with the secret of a checkpoint
@@ -72,8 +72,7 @@ class LoopAccount:
         self._optimizer: str | None = None
         self._processes = processes
         self._secret_path: Path | None = None
-        self._given_secret = isinstance(secret, Rng)
-        self._closed = False
+        self._is_kept = secret is not None  # whether another process may have this secret
         self._secret = self._open_secret(secret)
         self._owns_ledger = not isinstance(ledger, Ledger)
         self._account: Account | None = None  # on rank 0
@@ -98,26 +97,6 @@ class LoopAccount:
         return self._account
 
     @property
-    def ledger(self) -> Ledger:
-        """The ledger in which every step is counted; on rank 0 only."""
-        return self.account.ledger
-
-    @property
-    def guarantee(self) -> Guarantee:
-        """What all planned steps guarantee, from the first one on, with everything else that the ledger holds."""
-        return self.account.guarantee()
-
-    @property
-    def all_caveats(self) -> frozenset[Caveat]:
-        """Why the figures so far are estimates; empty if they are proven bounds."""
-        return self.account.terms.caveats | self.ledger.statement.terms.caveats
-
-    @property
-    def epsilon(self) -> float:
-        """A bound on the epsilon of all planned steps that is cheap enough for a progress bar."""
-        return self.account.epsilon()
-
-    @property
     def source(self) -> Rng:
         """Where batches and noise come from; another training with the same secret draws other ones."""
         return self._secret.fork("training", self.runs[-1][0]) if self._secret.is_secret else self._secret
@@ -128,8 +107,9 @@ class LoopAccount:
         def add() -> None:
             people = people_of(dataset, unit_of, self.plan.unit)
             self._people = np.union1d(self._people, people)
-            if isinstance(self.ledger.also, Entry):
-                self.ledger.also.include(people)
+            also = self.account.ledger.also
+            if isinstance(also, Entry):
+                also.include(people)
 
         self._processes.from_first(add)
 
@@ -248,22 +228,14 @@ class LoopAccount:
             return False
         return True
 
-    @property
-    def _is_kept(self) -> bool:
-        """Whether another process may have this secret."""
-        return self._secret_path is not None or self._given_secret
-
     def _keyed(self, values: Any) -> str:
         return digest(self._secret.fork("checkpoint").words(4).tolist(), values)
 
     def close(self, position: int, begun: bool) -> None:
-        """Close the ledger if it was opened here, and delete the secret's file after the last step.
+        """Close the ledger, once, if it was opened here, and delete the secret's file after the last step.
 
         A training that never began a step has read nothing.
         """
-        if self._closed:
-            return
-        self._closed = True
         try:
             if self._account is not None and begun and self.caveats - self._stated:
                 self.account.state()
@@ -297,7 +269,7 @@ class LoopAccount:
         return opened.name
 
     def _check_ledger_of(self, state: Mapping[str, Any]) -> None:
-        ledger = self.ledger
+        ledger = self.account.ledger
         if ledger.name != state["ledger"]:
             where = "one in memory" if ledger.path is None else repr(str(ledger.path))
             raise LedgerError(

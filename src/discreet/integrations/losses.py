@@ -16,7 +16,6 @@ from discreet.core.errors import UnsupportedError, setting
 
 IGNORED = -100
 RowLosses = Callable[[nn.Module, Mapping[str, Any]], Tensor]
-TASKS = ("sequence classification", "token classification", "causal LM", "masked LM", "seq2seq LM")
 
 
 def task_of(model: nn.Module) -> str:
@@ -24,32 +23,19 @@ def task_of(model: nn.Module) -> str:
     from transformers.models.auto import modeling_auto as auto
 
     base = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
-    tables = (
-        auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
-        auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES,
-        auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-        auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
-        auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
-    )
     name = type(base).__name__
-    for task, table in zip(TASKS, tables, strict=True):
-        if name in table.values():
+    for task, (kind, _) in _TASKS.items():
+        if name in getattr(auto, f"MODEL_FOR_{kind}_MAPPING_NAMES").values():
             return task
     raise UnsupportedError(
-        f"Expected a model for {', '.join(TASKS)}, got {name}. Pass {setting('loss_fn')}: a function of the model and "
+        f"Expected a model for {', '.join(_TASKS)}, got {name}. Pass {setting('loss_fn')}: a function of the model and "
         "its inputs that returns one loss for each row."
     )
 
 
 def row_losses(task: str) -> RowLosses:
     """Return the function from a model and its inputs, with labels, to one loss for each row."""
-    return {
-        "sequence classification": _sequence_losses,
-        "token classification": _token_losses,
-        "causal LM": _causal_losses,
-        "masked LM": _token_losses,
-        "seq2seq LM": _seq2seq_losses,
-    }[task]
+    return _TASKS[task][1]
 
 
 def mean_over_tokens(logits: Tensor, labels: Tensor) -> Tensor:
@@ -98,3 +84,12 @@ def _seq2seq_losses(model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
     if "decoder_input_ids" not in given:
         given["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(labels=labels)  # type: ignore[operator]
     return mean_over_tokens(model(**given).logits, labels)
+
+
+_TASKS: dict[str, tuple[str, RowLosses]] = {  # with the names of their tables in transformers
+    "sequence classification": ("SEQUENCE_CLASSIFICATION", _sequence_losses),
+    "token classification": ("TOKEN_CLASSIFICATION", _token_losses),
+    "causal LM": ("CAUSAL_LM", _causal_losses),
+    "masked LM": ("MASKED_LM", _token_losses),
+    "seq2seq LM": ("SEQ_TO_SEQ_CAUSAL_LM", _seq2seq_losses),
+}

@@ -4,7 +4,7 @@ changed a part that it was handed."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -203,6 +203,17 @@ def _plain(value: Any) -> Any:
     return dict(value) if isinstance(value, Mapping) else vars(value)
 
 
+def plain_ids(ids: Iterable[Any]) -> list[Any]:
+    """Return ids as Python's own values: of two tensors that hold the same number, each would be a unit of its own."""
+    return [one.item() if isinstance(one, Tensor | np.generic) else one for one in ids]
+
+
+def column_of(dataset: Any, name: str) -> list[Any]:
+    """Return the ids in a column of a dataset; only a `datasets.Dataset` gives a column as a whole."""
+    whole = hasattr(dataset, "column_names")
+    return plain_ids(dataset[name] if whole else [dataset[row][name] for row in range(len(dataset))])
+
+
 def _ids(dataset: Dataset, unit_of: Sequence[Any] | str | None) -> list[Any] | None:
     """Return the id of each row's unit, or None where each row is one."""
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
@@ -215,12 +226,7 @@ def _ids(dataset: Dataset, unit_of: Sequence[Any] | str | None) -> list[Any] | N
         raise DataError("Expected a dataset with rows, got an empty one.")
     if unit_of is None:
         return None
-    ids: Any = unit_of
-    if isinstance(unit_of, str):  # a column; only a `datasets.Dataset` gives it as a whole
-        table: Any = dataset
-        whole_column = hasattr(dataset, "column_names")
-        ids = table[unit_of] if whole_column else [table[row][unit_of] for row in range(count)]
-    ids = ids.tolist() if isinstance(ids, Tensor | np.ndarray) else list(ids)
+    ids = column_of(dataset, unit_of) if isinstance(unit_of, str) else plain_ids(unit_of)
     if len(ids) != count:
         raise DataError(
             f"Expected one unit for each of {count:,} rows, got {len(ids):,}. Give every row its unit's id."
@@ -231,4 +237,4 @@ def _ids(dataset: Dataset, unit_of: Sequence[Any] | str | None) -> list[Any] | N
             f"Expected ids of units of one type, none of them missing, got {', '.join(kinds)}. Somebody under two ids, "
             "or without one, would be protected less than the guarantee says; give every row its unit's id."
         )
-    return list(ids)
+    return ids

@@ -35,14 +35,7 @@ from torch.utils.data import default_collate
 
 from discreet.accounting.ledger import Ledger
 from discreet.clipping.tape import Tape
-from discreet.core.errors import (
-    BudgetError,
-    DataError,
-    UnsupportedError,
-    invalid,
-    setting,
-    whole,
-)
+from discreet.core.errors import BudgetError, DataError, UnsupportedError, invalid, setting, whole
 from discreet.core.guarantee import Caveat, Guarantee
 from discreet.core.randomness import Rng, digest
 from discreet.data.batches import Part
@@ -362,7 +355,7 @@ class PrivateTraining:
             try:
                 checked = self._is_checked(losses_of, rows.collate)
                 for number, part in self._own_parts(rows):
-                    batch = self._open_part(rows, number, part)
+                    batch = self._record(number, partial(rows.batch, part))
                     self._take(losses_of(batch), number, part, checked=checked)
                 self._set_gradients()
             finally:
@@ -375,7 +368,7 @@ class PrivateTraining:
     @property
     def ledger(self) -> Ledger:
         """The ledger in which every step is counted; on rank 0 only."""
-        return self._account.ledger
+        return self._account.account.ledger
 
     @property
     def guarantee(self) -> Guarantee:
@@ -385,18 +378,19 @@ class PrivateTraining:
         model. One that its budget ends (`out_of_budget`) costs the steps that it took.
         """
         self._look()
-        return self._account.guarantee
+        return self._account.account.guarantee()
 
     @property
     def caveats(self) -> frozenset[Caveat]:
         """Why the figures so far are estimates; empty if they are proven bounds."""
         self._look()
-        return self._account.all_caveats
+        account = self._account.account
+        return account.terms.caveats | account.ledger.statement.terms.caveats
 
     @property
     def epsilon(self) -> float:
         """A bound on the epsilon of all planned steps that is cheap enough for a progress bar; `guarantee` is exact."""
-        return self._account.epsilon
+        return self._account.account.epsilon()
 
     @property
     def steps(self) -> int:
@@ -521,7 +515,7 @@ class PrivateTraining:
                 parts = parts or [(self._processes.rank, rows.filler())]  # to be told the optimizer
                 for number, part in parts:
                     with self._taking():
-                        batch = self._open_part(rows, number, part)
+                        batch = self._record(number, partial(rows.batch, part))
                         handed = Handed(batch)
                     self._open = _Open(part, number, part is parts[-1][1], handed, rows.collate)
                     yield batch
@@ -545,10 +539,6 @@ class PrivateTraining:
         """Return the parts of the current batch that this process takes, each with its number in the batch."""
         drawn = self.plan.sampler.draw(self.position, len(rows.units), self._source.fork("sampler"))
         return list(enumerate(rows.parts(drawn)))[self._processes.rank :: self._processes.size]
-
-    def _open_part(self, rows: Rows, number: int, part: Part) -> Any:
-        """Return the collated rows of a part, and record the forward pass from now on."""
-        return self._record(number, partial(rows.batch, part))
 
     def _prepare(self, rows: Rows) -> None:
         """Choose the kernels for parts of all sizes that can occur, before a batch is drawn."""
@@ -722,11 +712,7 @@ class PrivateTraining:
         expected = self.plan.sampler.expected_size(self.plan.units)
         spread = math.sqrt(expected * (1 - expected / self.plan.units))  # of the size of a Poisson batch
         fit = None if self._check is None else self._check.rows_that_fit()
-        return _default_rows(self._device.type, expected, spread, fit)
-
-    @property
-    def _device(self) -> torch.device:
-        return next(iter(self.parameters.values())).device
+        return _default_rows(self._engine.device.type, expected, spread, fit)
 
     @property
     def _source(self) -> Rng:

@@ -37,7 +37,7 @@ from discreet.data.sources import unit_word
 from discreet.data.tables import Table
 from discreet.integrations.held_out import TrainedRows
 from discreet.integrations.losses import IGNORED, RowLosses, row_losses, task_of
-from discreet.integrations.rows import Rows
+from discreet.integrations.rows import Rows, column_of, plain_ids
 from discreet.integrations.torch import PrivateTraining, make_private
 from discreet.protections.base import Protection, check_protection
 from discreet.runs.folder import STATED, guarantee_with_digests
@@ -373,13 +373,11 @@ class PrivateTrainerMixin(_Trainer):  # type: ignore[misc]
         if unit is None or (unit == _EACH_ROW and _EACH_ROW not in self._columns()):
             return None
         if not isinstance(unit, str):
-            return list(unit)
-        if hasattr(rows, "column_names"):
-            if unit not in rows.column_names:
-                raise DataError(f"Expected a column {unit!r} in the train dataset, got {', '.join(rows.column_names)}.")
-            return list(rows[unit])
+            return plain_ids(unit)
+        if hasattr(rows, "column_names") and unit not in rows.column_names:
+            raise DataError(f"Expected a column {unit!r} in the train dataset, got {', '.join(rows.column_names)}.")
         try:
-            return [rows[index][unit] for index in range(len(rows))]
+            return column_of(rows, unit)
         except (KeyError, TypeError):
             raise DataError(
                 f"Expected {unit!r} in every row of the train dataset. Keep that column when the text is tokenized."

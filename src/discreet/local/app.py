@@ -17,10 +17,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from discreet.core.ckks import DEGREE, LARGEST_BYTES, MODULI, SCALE_BITS
+from discreet.core.ckks import LARGEST_BYTES
 from discreet.core.errors import DataError
 from discreet.local import ABOUT, ANSWERS, ENCRYPTED, HEALTH, OPENAPI
-from discreet.local.encrypted import EncryptedHead, packed, unpacked
+from discreet.local.encrypted import SCHEME, EncryptedHead, packed, unpacked
 from discreet.local.head import Head
 from discreet.local.limits import Buckets, Limits, Receive, Scope, Send
 
@@ -82,12 +82,10 @@ class Answers:
                 if body is None:
                     return  # the client has gone
                 reply = self.reply(body)
-            except Rejection as rejection:
+            except (Rejection, DataError) as error:
                 self.rejected += 1
+                rejection = error if isinstance(error, Rejection) else Rejection(422, str(error))
                 await _send_json(send, rejection.status, {"error": rejection.text}, rejection.retry)
-            except DataError as error:
-                self.rejected += 1
-                await _send_json(send, 422, {"error": str(error)})
             except Exception as error:
                 _LOG.error(
                     "A request failed with %s.", type(error).__name__
@@ -208,10 +206,7 @@ def application(head: Head, limits: Limits | None = None, encrypted: EncryptedHe
     if encrypted is not None:
         facts["max_rows"] = encrypted.most_ciphertexts(limits.rows) * encrypted.packing.rows
         facts["encrypted"] = {
-            "scheme": "ckks",
-            "degree": DEGREE,
-            "modulus_bits": list(MODULI),
-            "scale_bits": SCALE_BITS,
+            **SCHEME,
             "outputs": encrypted.packing.outputs,
             "weight_norm": encrypted.weight_norm,
         }
@@ -268,101 +263,74 @@ def description(head: Head, limits: Limits, version: str, *, is_encrypted: bool 
     """Return the description of the service as an OpenAPI 3.1 document."""
     if is_encrypted:
         return _encrypted_description(version)
-    if head.task == "classification":
-        answer: dict[str, Any] = {
-            "type": "object",
-            "required": ["label", "probabilities"],
-            "properties": {
-                "label": {"type": "string", "enum": list(head.label_names)},
-                "probabilities": {
-                    "type": "array",
-                    "items": {"type": "number"},
-                    "minItems": len(head.label_names),
-                    "maxItems": len(head.label_names),
-                    "description": "In the order " + ", ".join(head.label_names) + ".",
-                },
-            },
+    if head.task.has_classes:
+        count = len(head.label_names)
+        probabilities = {
+            **_list({"type": "number"}, count, count),
+            "description": "In the order " + ", ".join(head.label_names) + ".",
         }
+        answer = _object(label={"type": "string", "enum": list(head.label_names)}, probabilities=probabilities)
     else:
-        answer = {"type": "object", "required": ["score"], "properties": {"score": {"type": "number"}}}
-    vector = {"type": "array", "items": {"type": "number"}, "minItems": head.width, "maxItems": head.width}
-    return {
-        "openapi": "3.1.0",
-        "info": {
-            "title": "discreet: answers to protected representations",
-            "version": version,
-            "description": "Accepts vectors randomized on the user's side. It accepts no text and stores nothing.",
-        },
-        "paths": {
-            ANSWERS: {
-                "post": {
-                    "summary": "Answer released vectors",
-                    "operationId": "answers",
-                    "requestBody": {
-                        "required": True,
-                        "content": {
-                            "application/json": {
-                                "schema": _object(
-                                    vectors={
-                                        "type": "array",
-                                        "items": vector,
-                                        "minItems": 1,
-                                        "maxItems": limits.rows,
-                                        "description": "One released vector for each text.",
-                                    }
-                                )
-                            }
-                        },
-                    },
-                    "responses": {
-                        "200": _json(
-                            "One answer for each vector.", _object(answers={"type": "array", "items": answer})
-                        ),
-                        **{
-                            status: _json(text, {"$ref": "#/components/schemas/Refusal"})
-                            for status, text in _REJECTIONS.items()
-                        },
-                    },
-                }
-            },
-            ABOUT: {"get": _get("The input and output of the server", "about")},
-            HEALTH: {"get": _get("Whether the server is running, and request counts", "health")},
-        },
-        "components": {"schemas": {"Refusal": _object(error={"type": "string"})}},
+        answer = _object(score={"type": "number"})
+    vectors = {
+        **_list(_list({"type": "number"}, head.width, head.width), 1, limits.rows),
+        "description": "One released vector for each text.",
     }
+    question = {"required": True, "content": {"application/json": {"schema": _object(vectors=vectors)}}}
+    return _document(
+        version,
+        "answers to protected representations",
+        "Accepts vectors randomized on the user's side. It accepts no text and stores nothing.",
+        ANSWERS,
+        {"summary": "Answer released vectors", "operationId": "answers", "requestBody": question},
+        _json("One answer for each vector.", _object(answers={"type": "array", "items": answer})),
+        _REJECTIONS,
+    )
 
 
 def _encrypted_description(version: str) -> dict[str, Any]:
     body = {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
+    return _document(
+        version,
+        "answers to encrypted vectors",
+        "Accepts ciphertexts (CKKS, TenSEAL), as a 32-bit number of them and each with its 32-bit length. It has no "
+        "key and stores nothing.",
+        ENCRYPTED,
+        {
+            "summary": "Multiply encrypted vectors by the weights of the head",
+            "operationId": "encrypted",
+            "requestBody": {"required": True, **body},
+        },
+        {"description": "Encrypted products; add up those of a text and class.", **body},
+        {name: text for name, text in (_REJECTIONS | _ENCRYPTED_REJECTIONS).items() if name != "400"},
+    )
+
+
+def _document(
+    version: str,
+    title: str,
+    about: str,
+    path: str,
+    post: dict[str, Any],
+    answer: dict[str, Any],
+    rejections: dict[str, str],
+) -> dict[str, Any]:
+    """Return the document of a service with one question, its answer and its rejections."""
+    rejected = {name: _json(text, {"$ref": "#/components/schemas/Refusal"}) for name, text in rejections.items()}
     return {
         "openapi": "3.1.0",
-        "info": {
-            "title": "discreet: answers to encrypted vectors",
-            "version": version,
-            "description": "Accepts ciphertexts (CKKS, TenSEAL), as a 32-bit number of them and each with its 32-bit "
-            "length. It has no key and stores nothing.",
-        },
+        "info": {"title": f"discreet: {title}", "version": version, "description": about},
         "paths": {
-            ENCRYPTED: {
-                "post": {
-                    "summary": "Multiply encrypted vectors by the weights of the head",
-                    "operationId": "encrypted",
-                    "requestBody": {"required": True, **body},
-                    "responses": {
-                        "200": {"description": "Encrypted products; add up those of a text and class.", **body},
-                        **{
-                            status: _json(text, {"$ref": "#/components/schemas/Refusal"})
-                            for status, text in (_REJECTIONS | _ENCRYPTED_REJECTIONS).items()
-                            if status != "400"
-                        },
-                    },
-                }
-            },
+            path: {"post": {**post, "responses": {"200": answer, **rejected}}},
             ABOUT: {"get": _get("The input and output of the server", "about")},
             HEALTH: {"get": _get("Whether the server is running, and request counts", "health")},
         },
         "components": {"schemas": {"Refusal": _object(error={"type": "string"})}},
     }
+
+
+def _list(items: dict[str, Any], fewest: int, most: int) -> dict[str, Any]:
+    return {"type": "array", "items": items, "minItems": fewest, "maxItems": most}
 
 
 def _object(**properties: Any) -> dict[str, Any]:

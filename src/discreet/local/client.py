@@ -33,13 +33,7 @@ from discreet.data.batches import Tokens, tokenise
 from discreet.data.corpus import Corpus
 from discreet.local.folder import LEDGER, PATH, ClientSettings, damaged, read_side
 from discreet.models.classifier import Classifier, ModelSettings
-from discreet.models.encoder import (
-    WRONG_KIND,
-    assemble,
-    fresh_module,
-    load_encoder,
-    load_tokenizer,
-)
+from discreet.models.encoder import WRONG_KIND, assemble, fresh_module, load_encoder, load_tokenizer
 from discreet.protections.local.decoys import Decoys
 from discreet.protections.local.layer import LDPLayer
 from discreet.protections.local.projection import Projection, QueryAxes
@@ -214,8 +208,24 @@ class UserSide:
 
     @classmethod
     def load(cls, folder: Path | str, device: torch.device | str = "cpu") -> UserSide:
-        """Return the user's side of a finished run, with its ledger open."""
-        return _load(Path(folder), device)
+        """Return the user's side of a finished run, with its ledger open; only one process at a time can open it."""
+        folder = Path(folder)
+        settings = read_side(ClientSettings, folder, "client")
+        try:
+            tensors, _ = load_tensors(folder / PATH)
+            model = _load_encoder(folder, settings).to(device)
+            path = _path(settings, {name: value.to(device) for name, value in tensors.items()})
+        except (OSError, RuntimeError, KeyError, ValueError, *WRONG_KIND) as error:
+            raise damaged(folder, error) from None
+        if settings.position == "token":
+            shape_model(model, path.bound, path.layer, Rng(0), path.projection, position="token")
+        if not (folder / LEDGER).exists():  # a new one would forget earlier spends
+            raise ModelError(
+                f"Expected the ledger of all queries at {str(folder / LEDGER)!r}. Without it the spent budget is "
+                "unknown; restore it, or get a new client folder from whoever trained the model."
+            )
+        ledger = person_ledger(folder / LEDGER, path.layer, settings.queries, settings.epsilon, settings.delta)
+        return cls(model.eval(), path, ledger, settings.delta, settings.public, settings.reason, pairs=settings.pairs)
 
     def _next(self) -> int:
         """Return a number that identifies one use of the noise source."""
@@ -348,26 +358,6 @@ def same_work(tokens: Tokens, model: Classifier) -> Tokens:
     fill = {"input_ids": int(model.tokenizer.pad_token_id)}
     columns = {name: pad(column, (0, missing), value=fill.get(name, 0)) for name, column in tokens.columns.items()}
     return replace(tokens, columns=columns, lengths=np.full(len(tokens), model.max_length), pad_to=model.max_length)
-
-
-def _load(folder: Path, device: torch.device | str) -> UserSide:
-    """Return the user's side from its folder, with its ledger open; only one process at a time can open it."""
-    settings = read_side(ClientSettings, folder, "client")
-    try:
-        tensors, _ = load_tensors(folder / PATH)
-        model = _load_encoder(folder, settings).to(device)
-        path = _path(settings, {name: value.to(device) for name, value in tensors.items()})
-    except (OSError, RuntimeError, KeyError, ValueError, *WRONG_KIND) as error:
-        raise damaged(folder, error) from None
-    if settings.position == "token":
-        shape_model(model, path.bound, path.layer, Rng(0), path.projection, position="token")
-    if not (folder / LEDGER).exists():  # a new one would forget earlier spends
-        raise ModelError(
-            f"Expected the ledger of all queries at {str(folder / LEDGER)!r}. Without it the spent budget is unknown; "
-            "restore it, or get a new client folder from whoever trained the model."
-        )
-    ledger = person_ledger(folder / LEDGER, path.layer, settings.queries, settings.epsilon, settings.delta)
-    return UserSide(model.eval(), path, ledger, settings.delta, settings.public, settings.reason, pairs=settings.pairs)
 
 
 def _path(settings: ClientSettings, tensors: dict[str, Tensor]) -> QueryPath:

@@ -18,13 +18,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from discreet.core.ckks import LARGEST, LARGEST_BYTES, SLOTS, Evaluator, SecretKey
+from discreet.core.ckks import DEGREE, LARGEST, LARGEST_BYTES, MODULI, SCALE_BITS, SLOTS, Evaluator, SecretKey
 from discreet.core.errors import DataError, ModelError, UnsupportedError
 from discreet.core.randomness import Rng
 from discreet.local.head import Head
 
 Floats = npt.NDArray[np.float64]
 
+# What both sides must agree on, as the server states it.
+SCHEME: dict[str, Any] = {"scheme": "ckks", "degree": DEGREE, "modulus_bits": list(MODULI), "scale_bits": SCALE_BITS}
 _COUNT, _LENGTH = struct.Struct("<I"), struct.Struct("<I")
 _MASK = 2.0**10  # size of the random numbers; a sum of 4,096 of them is far below the largest number
 _MOST = 4096  # ciphertexts in a list

@@ -15,6 +15,7 @@ from typing import Any
 
 from discreet.core.errors import ModelError, first_line, setting
 from discreet.core.settings import read
+from discreet.core.task import Task
 
 CLIENT, SERVER = "client", "server"
 SETTINGS, PATH, HEAD, LEDGER = "settings.toml", "path.safetensors", "head.safetensors", "ledger.jsonl"
@@ -42,7 +43,7 @@ class ClientSettings:
     learned_from: str
     public: bool
     reason: str | None = None
-    task: str = "classification"
+    task: Task = Task.CLASSIFICATION
     label_names: tuple[str, ...] = ()
     format: int = _FORMAT
 
@@ -52,7 +53,7 @@ class ServerSettings:
     """Settings of the server's side, `settings.toml` in its folder."""
 
     width: int
-    task: str
+    task: Task
     label_names: tuple[str, ...]
     head: str = "linear"
     hidden: tuple[int, ...] = ()

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from discreet.core.errors import DataError, ModelError
+from discreet.core.task import Task
 
 if TYPE_CHECKING:
     from discreet.local.server import ServerSide
@@ -27,7 +28,7 @@ class Head:
 
     layers: tuple[tuple[Vectors, Vectors], ...] = field(repr=False)
     label_names: tuple[str, ...]
-    task: str = "classification"
+    task: Task = Task.CLASSIFICATION
     about: str = ""
 
     @classmethod
@@ -88,7 +89,7 @@ class Head:
             scores = vectors
             for number, (weights, bias) in enumerate(self.layers):
                 scores = (np.maximum(scores, 0) if number else scores) @ weights.T + bias
-            if self.task != "classification":
+            if not self.task.has_classes:
                 return scores
             scores -= scores.max(axis=1, keepdims=True)
             np.exp(scores, out=scores)
@@ -100,7 +101,7 @@ class Head:
         values = self.values(vectors)
         if not np.isfinite(values).all():
             raise DataError("Expected vectors with finite scores, got an overflow. Protect the text again.")
-        if self.task != "classification":
+        if not self.task.has_classes:
             return [{"score": score} for score in values[:, 0].tolist()]
         best = values.argmax(axis=1)
         return [

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _SEND_BUFFER = 131_072
 # uvicorn settings: log nothing of a request, send no headers about the server.
-QUIET: dict[str, Any] = {
+_QUIET: dict[str, Any] = {
     "loop": "asyncio",  # uvloop is 10% faster, but accepts one connection per iteration: others wait for seconds
     "ws": "none",
     "lifespan": "off",
@@ -68,18 +68,19 @@ def server_for(head: Head, limits: Limits | None = None, encrypted: EncryptedHea
     Guarantee: requests are not logged or stored; answers are post-processing of releases.
     """
     check_installed()
-    import uvicorn
-
     from discreet.local.app import application
 
     limits = limits or Limits()
     guard = Guard(application(head, limits, encrypted), limits)
+    return quiet_server(guard, keep_alive=max(1, round(limits.patience)), shutdown=5)
+
+
+def quiet_server(guard: Guard, *, keep_alive: int, shutdown: int) -> uvicorn.Server:
+    """Return the server of an application, with its timeouts in seconds; it logs nothing of a request."""
+    import uvicorn
+
     config = uvicorn.Config(
-        guard,
-        http=guard.protocol(),
-        **QUIET,
-        timeout_keep_alive=max(1, round(limits.patience)),
-        timeout_graceful_shutdown=5,
+        guard, http=guard.protocol(), **_QUIET, timeout_keep_alive=keep_alive, timeout_graceful_shutdown=shutdown
     )
     return uvicorn.Server(config)
 

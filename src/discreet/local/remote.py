@@ -20,10 +20,11 @@ from urllib.parse import urlsplit
 import numpy as np
 import numpy.typing as npt
 
-from discreet.core.ckks import DEGREE, LARGEST, MODULI, SCALE_BITS
+from discreet.core.ckks import LARGEST
 from discreet.core.errors import DataError, OutputError, invalid, setting
+from discreet.core.task import Task
 from discreet.local import ABOUT, ANSWERS, ENCRYPTED
-from discreet.local.encrypted import EncryptedClient, Packing, packed, unpacked
+from discreet.local.encrypted import SCHEME, EncryptedClient, Packing, packed, unpacked
 
 _LARGEST_ANSWER = 64 << 20
 _WHOLE = 3  # timeouts for a complete response
@@ -36,7 +37,7 @@ class About:
     """The input and output of a server; one for encrypted vectors states the largest norm of its weights."""
 
     width: int
-    task: str
+    task: Task
     labels: tuple[str, ...]
     max_rows: int
     weight_norm: float | None = None
@@ -44,7 +45,7 @@ class About:
     @property
     def outputs(self) -> int:
         """Number of scores for each vector."""
-        return len(self.labels) if self.task == "classification" else 1
+        return len(self.labels) if self.task.has_classes else 1
 
 
 @dataclass(frozen=True)
@@ -85,20 +86,15 @@ class RemoteServer:
         width, rows, task, labels = (reply.get(name) for name in ("width", "max_rows", "task", "labels"))
         if not all(type(number) is int and number >= 1 for number in (width, rows)):
             raise self._unexpected()
-        if not isinstance(task, str) or not isinstance(labels, list) or not all(isinstance(x, str) for x in labels):
+        if task not in tuple(Task) or not isinstance(labels, list) or not all(isinstance(x, str) for x in labels):
             raise self._unexpected()
         scheme = reply.get("encrypted")
         norm = scheme.get("weight_norm") if isinstance(scheme, dict) else None
-        if scheme is not None and (not _finite(norm) or scheme != self._scheme(scheme)):
+        if scheme is not None and (not _finite(norm) or scheme != scheme | SCHEME):
             raise DataError(
                 f"Expected the encryption of this version from {self.url!r}, got another one. Use equal versions."
             )
-        return About(int(width or 0), task, tuple(labels), int(rows or 0), None if norm is None else float(norm))
-
-    @staticmethod
-    def _scheme(stated: dict[str, Any]) -> dict[str, Any]:
-        own = {"scheme": "ckks", "degree": DEGREE, "modulus_bits": list(MODULI), "scale_bits": SCALE_BITS}
-        return stated | own
+        return About(int(width or 0), Task(task), tuple(labels), int(rows or 0), None if norm is None else float(norm))
 
     def encrypted_answers(self, vectors: npt.NDArray[Any], about: About) -> tuple[list[dict[str, Any]], Traffic]:
         """Return the answer to each vector, sent encrypted in parts of at most `max_rows`, and what was sent.
@@ -131,7 +127,7 @@ class RemoteServer:
     def _answer(self, scores: npt.NDArray[np.float64], about: About) -> dict[str, Any]:
         if not np.isfinite(scores).all() or np.abs(scores).max() > LARGEST:
             raise self._unexpected()
-        if about.task != "classification":
+        if not about.task.has_classes:
             return {"score": float(scores[0])}
         exponentials = np.exp(scores - scores.max())
         values = (exponentials / exponentials.sum()).tolist()
@@ -163,7 +159,7 @@ class RemoteServer:
     def _checked(self, answer: Any, about: About) -> dict[str, Any]:
         if not isinstance(answer, dict):
             raise self._unexpected()
-        if about.task != "classification":
+        if not about.task.has_classes:
             if not _finite(answer.get("score")):
                 raise self._unexpected()
             return {"score": float(answer["score"])}
@@ -175,12 +171,8 @@ class RemoteServer:
         return {"label": label, "probability": float(values[about.labels.index(label)]), "probabilities": values}
 
     def _ask(self, method: str, path: str, body: str | None) -> dict[str, Any]:
-        data = self._response(method, path, body)
-        try:
-            reply = json.loads(data)
-        except (ValueError, RecursionError):
-            reply = None
-        if not isinstance(reply, dict):
+        reply = _object_in(self._response(method, path, body))
+        if reply is None:
             raise self._unexpected()
         return reply
 
@@ -192,11 +184,7 @@ class RemoteServer:
             self.sleep(retry)
             status, retry, data = self._once(method, path, body)
         if status != 200:
-            try:
-                reply = json.loads(data)
-            except (ValueError, RecursionError):
-                reply = None
-            reason = reply.get("error") if isinstance(reply, dict) else None
+            reason = (_object_in(data) or {}).get("error")
             reason = reason[:300] if isinstance(reason, str) else "It gave no reason."
             raise DataError(f"Expected status 200 from {self.url!r}, got {status}. {reason}")
         return data
@@ -241,6 +229,15 @@ class RemoteServer:
         return DataError(
             f"Expected the response of a discreet server from {self.url!r}, got something else. Check the address."
         )
+
+
+def _object_in(body: bytes) -> dict[str, Any] | None:
+    """Return the JSON object of a body, or None if it is anything else."""
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def _finite(value: Any) -> bool:

@@ -1,8 +1,6 @@
-"""The server's side of a locally private classifier: a head over released vectors, fitted in closed form.
+"""The server's side of a locally private classifier: a head over released vectors.
 
-A server knows the variance of the noise in training vectors and in queries. Noise does not change the class means; from
-the covariance the server subtracts the noise of training and adds that of queries. The head is then the one that
-training at the noise of queries would give, in closed form. All of it is post-processing of the release.
+Everything it does is post-processing of releases; `discreet.models.closed_form` says how its head was fitted to them.
 """
 
 from __future__ import annotations
@@ -18,14 +16,12 @@ from torch import Tensor, nn
 
 from discreet.core.errors import DataError, ModelError
 from discreet.core.files import load_tensors
+from discreet.core.task import Task
 from discreet.core.types import RepresentationRelease
 from discreet.local.folder import HEAD, ServerSettings, damaged, read_side
 from discreet.models.classifier import classifier_of
 from discreet.models.classifier import head as head_of
-from discreet.models.closed_form import fit_classes, fit_score
-from discreet.models.encoder import (
-    WRONG_KIND,
-)
+from discreet.models.encoder import WRONG_KIND
 from discreet.runs.folder import load_run
 
 
@@ -39,42 +35,15 @@ class ServerSide:
     head: nn.Module = field(repr=False)
     width: int
     label_names: tuple[str, ...]
-    task: str = "classification"
+    task: Task = Task.CLASSIFICATION
     about: str = ""
-
-    @classmethod
-    def fit(
-        cls,
-        release: RepresentationRelease,
-        *,
-        label_names: tuple[str, ...] = (),
-        task: str = "classification",
-        noise: float,
-        query_noise: float,
-        truth: float = 1.0,
-    ) -> ServerSide:
-        """Return the server's side fitted to a release; `noise` and `query_noise` are variances of one coordinate.
-
-        Guarantee: that of the release, as this is post-processing.
-        """
-        if release.labels is None:
-            raise DataError("Expected a release with labels or scores to train on, got none.")
-        _check_vectors(release.vectors, None)
-        if task == "classification":
-            weights, bias = fit_classes(
-                release.vectors, release.labels, len(label_names), noise=noise, query_noise=query_noise, truth=truth
-            )
-        else:
-            weights, bias = fit_score(release.vectors, release.labels, noise=noise, query_noise=query_noise)
-        about = "" if release.guarantee is None else release.guarantee.sentence()
-        return cls(linear_head(weights, bias), int(weights.shape[1]), label_names, task, about)
 
     def answer(self, release: RepresentationRelease | Tensor) -> npt.NDArray[np.float32]:
         """Return class probabilities, (rows, classes), or scores, (rows, 1), of released vectors."""
         vectors = _check_vectors(release.vectors if isinstance(release, RepresentationRelease) else release, self.width)
         with torch.inference_mode():
             scores = self.head(vectors.float())
-            if self.task == "classification":
+            if self.task.has_classes:
                 scores = scores.softmax(dim=1)
         answers: npt.NDArray[np.float32] = scores.cpu().numpy()
         return answers
@@ -96,8 +65,18 @@ class ServerSide:
 
     @classmethod
     def load(cls, folder: Path | str) -> ServerSide:
-        """Return the server's side of a finished run."""
-        return _load(Path(folder))
+        """Return the server's side of a finished run, from its folder."""
+        folder = Path(folder)
+        settings = read_side(ServerSettings, folder, "server")
+        try:
+            tensors, _ = load_tensors(folder / HEAD)
+            outputs = len(settings.label_names) if settings.task.has_classes else 1
+            head = head_of(settings.head, settings.width, outputs, settings.hidden)
+            head.load_state_dict(tensors)
+        except (OSError, RuntimeError, KeyError, ValueError, *WRONG_KIND) as error:
+            raise damaged(folder, error) from None
+        head.requires_grad_(False).eval()
+        return cls(head, settings.width, settings.label_names, settings.task, settings.about)
 
 
 def linear_head(weights: Tensor, bias: Tensor) -> nn.Linear:
@@ -109,33 +88,18 @@ def linear_head(weights: Tensor, bias: Tensor) -> nn.Linear:
     return head.requires_grad_(False)
 
 
-def _check_vectors(vectors: Any, width: int | None) -> Tensor:
+def _check_vectors(vectors: Any, width: int) -> Tensor:
     """Reject anything but a matrix of finite numbers of the right width, in particular text."""
     if not isinstance(vectors, Tensor):
         raise DataError(
             f"Expected released vectors, got {type(vectors).__name__}. The server takes no text: protect it on the "
             "user's side and send the release."
         )
-    if vectors.ndim != 2 or len(vectors) == 0 or (width is not None and vectors.shape[1] != width):
-        expected = "" if width is None else f" of width {width}"
+    if vectors.ndim != 2 or len(vectors) == 0 or vectors.shape[1] != width:
         raise DataError(
-            f"Expected a release of vectors{expected}, got shape {tuple(vectors.shape)}. It was made for another "
-            "server; use the client that was written with this one."
+            f"Expected a release of vectors of width {width}, got shape {tuple(vectors.shape)}. It was made for "
+            "another server; use the client that was written with this one."
         )
     if not vectors.is_floating_point() or not bool(torch.isfinite(vectors).all()):
         raise DataError("Expected a release of finite numbers, got NaN, infinity or integers. Protect it again.")
     return vectors
-
-
-def _load(folder: Path) -> ServerSide:
-    """Return the server's side from its folder."""
-    settings = read_side(ServerSettings, folder, "server")
-    try:
-        tensors, _ = load_tensors(folder / HEAD)
-        outputs = len(settings.label_names) if settings.task == "classification" else 1
-        head = head_of(settings.head, settings.width, outputs, settings.hidden)
-        head.load_state_dict(tensors)
-    except (OSError, RuntimeError, KeyError, ValueError, *WRONG_KIND) as error:
-        raise damaged(folder, error) from None
-    head.requires_grad_(False).eval()
-    return ServerSide(head, settings.width, settings.label_names, settings.task, settings.about)

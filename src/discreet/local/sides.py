@@ -13,10 +13,7 @@ from discreet.local.client import person_ledger
 from discreet.local.folder import CLIENT, HEAD, LEDGER, PATH, SERVER, SETTINGS, ClientSettings, ServerSettings
 from discreet.local.server import linear_head
 from discreet.models.classifier import Classifier
-from discreet.models.encoder import (
-    MINILM,
-    MINILM_SHA256,
-)
+from discreet.models.encoder import MINILM, MINILM_SHA256
 from discreet.protections.base import Protection
 from discreet.protections.local.protection import LocalPrivacy
 from discreet.protections.local.query import LocalQuery, QueryPath

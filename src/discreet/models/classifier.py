@@ -34,8 +34,8 @@ class Labelled(Protocol):
     """Anything with a task and class names, such as a corpus."""
 
     @property
-    def task(self) -> str:
-        """`classification` or `regression`."""
+    def task(self) -> Task:
+        """What the model is asked."""
 
     @property
     def label_names(self) -> tuple[str, ...]:

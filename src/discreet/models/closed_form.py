@@ -1,4 +1,8 @@
-"""Linear heads in closed form, for vectors and labels with known noise."""
+"""Linear heads in closed form, for vectors and labels with known noise.
+
+Noise does not change the class means; the noise of training is subtracted from the covariance, and that of queries
+added. The head is then the one that training at the noise of queries would give.
+"""
 
 from __future__ import annotations
 

@@ -126,6 +126,7 @@ class Protection(ABC):
     learns_little: ClassVar[bool] = False  # whether only the head is trained by default when there are few units
     needs_classifier: ClassVar[bool] = False  # whether it protects the sentence vectors of a classifier
     has_sides: ClassVar[bool] = False  # whether a finished model is split into a client and a server side
+    computes_noise_from_rows: ClassVar[bool] = False  # whether its noise depends on the rows of a release
     samples_units: ClassVar[bool] = False  # whether batches are samples of units, not of rows
     epsilon: float | None = None  # budget of the whole release for one unit, if it is set instead of the strength
     delta: float | None = None  # delta of the guarantee; None means a default that depends on the number of units

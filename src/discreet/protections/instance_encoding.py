@@ -95,6 +95,7 @@ class InstanceEncoding(RepresentationProtection):
         None, "Project vectors to this many dimensions, learned from public text.", "Method", show=False
     )
     public: str | None = option_field(None, "Public data from which the projection is learned.", "Method", show=False)
+    computes_noise_from_rows: ClassVar[bool] = True
     name: ClassVar[str] = "dp-ie"
     adjacency: ClassVar[Adjacency] = Adjacency.REPLACE_ONE
     default_part: ClassVar[str] = "head"

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from discreet.core.errors import DataError, LedgerError, ModelError, first_line, invalid, setting
 from discreet.core.files import check_digests, in_unfinished_run, recorded_ledger
 from discreet.core.guarantee import Adjacency, Caveat, Guarantee, in_digits
+from discreet.core.task import Task
 
 if TYPE_CHECKING:
     from discreet.accounting.ledger_file import Statement
@@ -151,7 +152,7 @@ def _run(path: Path, ledger: Path | None, delta: float | None) -> Facts:
     return Facts(
         Kind.RUN,
         path,
-        "a trained language model" if settings.get("task") == "lm" else "a trained model",
+        "a trained language model" if settings.get("task") == Task.LM else "a trained model",
         guarantee,
         _protection(metrics, protect),
         spent,

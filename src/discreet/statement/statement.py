@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from discreet import __version__
 from discreet.core.guarantee import Adjacency, Caveat, Guarantee, in_digits, strength
+from discreet.core.task import Task
 from discreet.statement.facts import TRAINED, Facts, Kind, finite, innermost
 from discreet.statement.methods import (
     CENTRAL,
@@ -398,7 +399,11 @@ def _chosen_with(facts: Facts) -> list[str]:
         else:
             chosen.append("the names of the classes, unless they were given; labels are not protected")
     model = facts.settings.get("model")
-    if isinstance(model, Mapping) and model.get("pairs") == "separate" and facts.settings.get("task") == "regression":
+    if (
+        isinstance(model, Mapping)
+        and model.get("pairs") == "separate"
+        and facts.settings.get("task") == Task.REGRESSION
+    ):
         chosen.append("the scores from which the head starts: around those of held-out rows, which are not protected")
     if facts.tuning:
         values = ", ".join(f"{name.replace('_', ' ')} {_short(value)}" for name, value in facts.tuned.items())

@@ -156,6 +156,11 @@ class Assessment:
     truth: npt.NDArray[Any] | None = None
     totals: tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], npt.NDArray[np.float64]] | None = None
 
+    def values(self, split: str) -> dict[str, Any]:
+        """Return the utility on a split as plain values for JSON."""
+        classes = {"utility_by_class": self.by_class} if self.by_class else {}
+        return {"utility": self.quality.metrics, "quality": self.quality.as_dict(), "evaluated_on": split, **classes}
+
 
 def assess(
     model: TextModel,

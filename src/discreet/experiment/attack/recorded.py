@@ -27,10 +27,10 @@ from discreet.experiment.attack.reconstruction import Attacked, Releases, read_e
 from discreet.experiment.attack.request import AttackRequest, Callbacks, Example, Findings, Source
 from discreet.experiment.attack.scoring import metrics_for
 from discreet.federated.aggregation import UPDATE
-from discreet.federated.client import BATCHES, Task
+from discreet.federated.client import BATCHES, Assignment
 from discreet.federated.record import read_rounds
 from discreet.federated.run import SERVER, SETTINGS, client_folder
-from discreet.federated.server import SCHEDULE, Schedule
+from discreet.federated.server import Schedule
 from discreet.federated.settings import GRADIENTS, Federation
 from discreet.metrics.intervals import clopper_pearson
 from discreet.models.base import TextModel
@@ -75,7 +75,7 @@ class Recorded(Source):
                 "step; train with gradients, or attack the finished model."
             )
         self.rounds = read_rounds(folder / SERVER)
-        self.schedule = Schedule.of_text((folder / SERVER / SCHEDULE).read_text(encoding="utf-8"))
+        self.schedule = Schedule.read(folder / SERVER)
         self.splits = {client: self.settings.corpus_of(client).split("train") for client in self.schedule.sizes}
         self.model = self.settings.build()
 
@@ -211,7 +211,7 @@ class Recorded(Source):
 
         assert self.settings.protect is not None
         units, size = self.schedule.sizes[client], min(self.schedule.batches[client], self.schedule.sizes[client])
-        task = Task(1, 0, 1, self.schedule.steps, size)
+        task = Assignment(1, 0, 1, self.schedule.steps, size)
         protect = self.settings.protect
         delta = protect.delta or delta_for(units)
         epochs = task.steps / -(-units // size)

@@ -85,12 +85,8 @@ class DistributedNoise:
         one_of("mechanism", self.mechanism, MECHANISMS)
         open_probability("wrap_probability", self.wrap_probability)
         if self.sigma < _COARSEST:
-            raise invalid(
-                "bits",
-                self.ring.bits,
-                "large enough for noise of one grid step or more",
-                "Use a larger ring, rotate the vectors, or add more noise.",
-            )
+            remedy = "Use a larger ring, rotate the vectors, or add more noise."
+            raise invalid("bits", self.ring.bits, "large enough for noise of one grid step or more", remedy)
 
     @classmethod
     def for_budget(cls, epsilon: float, delta: float, *, rounds: int = 1, **settings: Any) -> DistributedNoise:

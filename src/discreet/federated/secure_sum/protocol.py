@@ -292,12 +292,6 @@ class SumServer:
         self._total = np.zeros(self.settings.length, dtype=self.settings.ring.dtype)
         self._result: Words | None = None
 
-    @property
-    def expected(self) -> frozenset[int] | None:
-        """The clients that may still send in this stage; None if anyone may."""
-        allowed = self._allowed()
-        return None if allowed is None else allowed - self._received.keys()
-
     def receive(self, message: Message) -> None:
         """Take a message of the current stage; a wrong, repeated or uninvited one raises DataError and changes nothing.
 
@@ -407,7 +401,8 @@ class SumServer:
         return {client: Message(stage, session, number, client, own) for client, own in entries.items()}
 
     def _unmasked(self, revealed: Mapping[int, Mapping[int, bytes]]) -> Words:
-        ring, total = self.settings.ring, ring_copy(self._total, self.settings)
+        ring = self.settings.ring
+        total = ring.reduced(self._total).copy()
         for client in self._survivors:
             seed = self._restored(client, _SEED, revealed)
             ring.add_mask(total, keys.derived(seed, self._context, b"self", client), subtract=True)
@@ -442,11 +437,6 @@ class SumServer:
             f"Expected {self.settings.threshold} shares that restore a secret of client {client}, got {len(shares)} "
             "shares, and none of their combinations does. The round has no result; start another one."
         )
-
-
-def ring_copy(total: Words, settings: SumSettings) -> Words:
-    """Return a copy of a sum, reduced to the ring."""
-    return settings.ring.reduced(total).copy()
 
 
 def _points(roster: Mapping[int, bytes]) -> dict[int, int]:

@@ -124,12 +124,8 @@ class FixedPoint:
         whole("terms", self.terms)
         whole("fraction_bits", self.fraction_bits, 0)
         if self.terms << self.fraction_bits > self.ring.limit:
-            raise invalid(
-                "fraction_bits",
-                self.fraction_bits,
-                f"small enough for {self.terms} numbers of size 1 in {self.ring.bits} bits",
-                "Use a larger ring.",
-            )
+            rule = f"small enough for {self.terms} numbers of size 1 in {self.ring.bits} bits"
+            raise invalid("fraction_bits", self.fraction_bits, rule, "Use a larger ring.")
 
     @property
     def step(self) -> float:
