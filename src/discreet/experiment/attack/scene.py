@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,12 +29,6 @@ from discreet.models.classifier import ModelSettings
 from discreet.models.encode import encode
 from discreet.runs.checkpoint import LEDGER
 from discreet.runs.folder import Run, RunChoices, load_run
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from discreet.accounting.events import DpEvent
-    from discreet.runs.folder import Run
 
 _PARTNERS = 500  # public texts that are encoded for mixing, or for running the protection on
 _MORE_PUBLIC = f"Attack fewer texts ({setting('examples')}), or provide more public text."
@@ -245,19 +239,9 @@ def corpus_of_run(run: Run) -> Corpus:
 
     Guarantee: none, this reads private text.
     """
-    settings = run.settings
-    return load(
-        settings.data.source,
-        settings.data.columns,
-        seed=settings.seed,
-        rows=settings.data.rows,
-        share=settings.data.share,
-        validation=settings.data.validation,
-        max_per_unit=settings.data.max_per_unit,
-        task=run.model.label_task,
-        label_names=run.model.label_names or None,
-        adjacency=settings.adjacency,
-    )
+    settings, model = run.settings, run.model
+    source = replace(settings.data, seed=settings.seed, task=model.label_task, label_names=model.label_names or None)
+    return source.load(settings.adjacency)
 
 
 def _target(run: Run, folder: Path, corpus: Corpus) -> Target:
