@@ -10,6 +10,7 @@ import dataclasses
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,14 +42,14 @@ from discreet.attacks.extraction.exposure import (
     exposure,
 )
 from discreet.core.errors import DataError, UnsupportedError, setting
-from discreet.core.guarantee import Adjacency, Caveat
+from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng
-from discreet.core.types import MODEL, Knowledge, Leakage, ModelRelease
+from discreet.core.types import Knowledge, Leakage, ModelRelease
 from discreet.data.batches import Tokens, Vectors, tokens_for
 from discreet.data.canaries import Canary
 from discreet.data.corpus import Corpus
 from discreet.experiment.attack.request import AttackRequest, Callbacks, Example, Findings, Progress
-from discreet.experiment.attack.scene import Scene, Target
+from discreet.experiment.attack.scene import Scene, Target, findings_of_model
 from discreet.experiment.attack.signals import outputs_of, token_scores
 from discreet.metrics.categories import fragments, table_of_items
 from discreet.metrics.intervals import clopper_pearson, score_interval
@@ -56,7 +57,6 @@ from discreet.models.base import TextModel
 from discreet.models.build import matched
 from discreet.models.encode import ready
 from discreet.models.language_model import LanguageModel
-from discreet.releases.description import model_facts
 from discreet.training.evaluate import represent
 
 Floats = npt.NDArray[np.float64]
@@ -91,21 +91,8 @@ def extract(request: AttackRequest, scene: Scene, callbacks: Callbacks) -> Findi
         measured = _invert(attack, request, scene, target, callbacks.progress)
     else:
         raise UnsupportedError(f"Expected an attack on what a model memorized, got {request.label}.")
-    facts = {
-        **model_facts(scene.model, scene.origin, target.choices.protect),
-        "scope": MODEL,
-        "given": ["the model, which it can query", *measured.given],
-    }
-    return Findings(
-        leakages=measured.leakages,
-        examples=measured.examples,
-        release=facts,
-        guarantee=target.guarantee,
-        epsilon_by_adjacency=_epsilon(target),
-        bounds=measured.bounds,
-        details=measured.details,
-        verdict=measured.verdict,
-    )
+    found = dict(vars(measured))
+    return findings_of_model(scene, ["the model, which it can query", *found.pop("given")], {}, **found)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,25 +207,12 @@ def p_value(exposures: Sequence[Exposure]) -> float:
 
 
 def proven(target: Target) -> tuple[DpEvent, Adjacency] | None:
-    """Return what the training cost, for bounds on every attack, or None if nothing is proven about the model.
-
-    A fixed seed of the noise does not invalidate them: the attacks here do not use it.
-    """
-    stated, event, adjacency = target.guarantee, target.event, target.adjacency
-    if stated is None or event is None or adjacency is None:
-        return None
-    if not stated.without_caveat(Caveat.FIXED_SEED).certified:
-        return None
-    try:
-        most_true_positives(event, 0.5, adjacency)
-    except UnsupportedError:
-        return None
-    return event, adjacency
-
-
-def _epsilon(target: Target) -> dict[str, float | None]:
-    stated = target.guarantee
-    return {} if stated is None else {stated.adjacency.value: stated.epsilon if stated.exists else None}
+    """Return what the training cost if it bounds every attack, or None if nothing is proven about the model."""
+    with suppress(UnsupportedError):
+        if target.certified is not None:
+            most_true_positives(target.certified[0], 0.5, target.certified[1])
+            return target.certified
+    return None
 
 
 def _mean_exposure(metric: str, exposures: Sequence[Exposure], rng: Rng) -> Leakage:

@@ -21,15 +21,15 @@ from discreet.attacks.base import Need
 from discreet.attacks.membership.signals import MembershipAttack, References, Signals, TokenScores
 from discreet.attacks.membership.thresholds import Neighbourhood
 from discreet.core.errors import DataError, DiscreetError, UnsupportedError, invalid, setting
-from discreet.core.guarantee import Caveat, Strength, strength
+from discreet.core.guarantee import Strength, strength
 from discreet.core.randomness import Rng
-from discreet.core.types import MODEL, Knowledge, Leakage, ModelRelease
+from discreet.core.types import Knowledge, Leakage, ModelRelease
 from discreet.data.batches import Tokens, Vectors, tokens_for
 from discreet.data.corpus import Corpus
 from discreet.experiment.attack.given_references import GivenReferences, too_few
 from discreet.experiment.attack.neighbours import neighbour_losses
 from discreet.experiment.attack.request import AttackRequest, Callbacks, Findings, Progress
-from discreet.experiment.attack.scene import Scene, Target, text_keys
+from discreet.experiment.attack.scene import Scene, Target, findings_of_model, text_keys
 from discreet.experiment.attack.signals import (
     ReferenceText,
     fresh_model,
@@ -44,7 +44,6 @@ from discreet.models.base import TextModel
 from discreet.models.build import matched
 from discreet.models.encode import encode
 from discreet.models.language_model import LanguageModel
-from discreet.releases.description import model_facts
 
 Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
@@ -112,18 +111,11 @@ def attack_members(request: AttackRequest, scene: Scene, callbacks: Callbacks) -
     leakages = measure(scored, float(guess.details["threshold"]))
     certificate = Certificate.of(target)
     bounds = {} if certificate is None else certificate.bounds()
-    return Findings(
+    return findings_of_model(
+        scene,
+        given(signals, candidates, target, request),
+        {"members": len(scored.members), "others": len(scored.others)},
         leakages=leakages,
-        examples=(),
-        release={
-            **model_facts(scene.model, scene.origin, target.choices.protect),
-            "scope": MODEL,
-            "members": len(scored.members),
-            "others": len(scored.others),
-            "given": given(signals, candidates, target, request),
-        },
-        guarantee=target.guarantee,
-        epsilon_by_adjacency=_epsilon(target),
         preparing=preparing,
         bounds=bounds,
         details={
@@ -390,17 +382,14 @@ class Certificate:
 
     @classmethod
     def of(cls, target: Target) -> Certificate | None:
-        """Return the certificate of a model, or None if nothing is proven about it.
-
-        The attacks here do not use a fixed seed of the noise, so that it does not invalidate the bound for them.
-        """
-        stated, event, adjacency = target.guarantee, target.event, target.adjacency
-        if stated is None or event is None or adjacency is None:
+        """Return the certificate of a model, or None if nothing is proven about it."""
+        if target.guarantee is None or target.certified is None:
             return None
-        if not stated.without_caveat(Caveat.FIXED_SEED).certified:
-            return None
+        event, adjacency = target.certified
         rates = np.unique(np.concatenate([_GRID, metric.RATES]))
-        if strength(stated.epsilon) is Strength.NONE:  # the curve is 1 nearly everywhere, and takes minutes to compute
+        if (
+            strength(target.guarantee.epsilon) is Strength.NONE
+        ):  # the curve is 1 nearly everywhere, and takes minutes to compute
             return cls(np.ones(len(rates)), rates)
         with suppress(UnsupportedError):
             return cls(most_true_positives_at(event, rates.tolist(), adjacency), rates)
@@ -549,8 +538,3 @@ def _percent(share: float) -> str:
 
 def _at_most(share: float) -> str:
     return f"{np.ceil(1000 * share * (1 - 1e-12)) / 10:g}%"
-
-
-def _epsilon(target: Target) -> dict[str, float | None]:
-    stated = target.guarantee
-    return {} if stated is None else {stated.adjacency.value: stated.epsilon if stated.exists else None}

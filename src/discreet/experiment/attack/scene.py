@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,15 +18,19 @@ from discreet.catalog import CORPORA, settings_of_protection
 from discreet.core.device import find_device
 from discreet.core.errors import UnsupportedError, invalid, setting, whole
 from discreet.core.files import cache_folder
-from discreet.core.guarantee import Adjacency, Guarantee
+from discreet.core.guarantee import Adjacency, Caveat, Guarantee
 from discreet.core.randomness import Rng
+from discreet.core.types import MODEL
 from discreet.data.canaries import Canary, canaries_path, read_canaries
 from discreet.data.corpus import Corpus
 from discreet.data.sources import Columns, load
+from discreet.experiment.attack.request import Findings
 from discreet.models.base import TextModel
 from discreet.models.build import build_classifier
 from discreet.models.classifier import ModelSettings
 from discreet.models.encode import encode
+from discreet.releases.description import model_facts
+from discreet.releases.protected import stated_epsilon
 from discreet.runs.checkpoint import LEDGER
 from discreet.runs.folder import Run, RunChoices, load_run
 
@@ -51,6 +55,17 @@ class Target:
     guarantee: Guarantee | None = None
     cache: Path | None = None
     canaries: tuple[Canary, ...] = field(default=(), repr=False)
+
+    @property
+    def certified(self) -> tuple[DpEvent, Adjacency] | None:
+        """What the training cost, for bounds on every attack, or None if nothing is proven about the model.
+
+        A fixed seed of the noise does not invalidate them: the attacks here do not use it.
+        """
+        stated, event, adjacency = self.guarantee, self.event, self.adjacency
+        if stated is None or event is None or adjacency is None:
+            return None
+        return (event, adjacency) if stated.without_caveat(Caveat.FIXED_SEED).certified else None
 
 
 @dataclass(frozen=True)
@@ -166,6 +181,22 @@ class Scene:
             self.cache[key] = gram_matrix(self.model, candidates)
         gram: npt.NDArray[np.float64] = self.cache[key]
         return gram
+
+
+def findings_of_model(scene: Scene, given: Sequence[str], counts: Mapping[str, int], **found: Any) -> Findings:
+    """Return what was found about the trained model of a scene, with its facts and the guarantee of its training.
+
+    `given` is what the attacker has, in words, `counts` are further facts, and `found` the other fields of the result.
+    """
+    target = scene.target
+    assert target is not None
+    facts = model_facts(scene.model, scene.origin, target.choices.protect)
+    return Findings(
+        release={**facts, "scope": MODEL, **counts, "given": list(given)},
+        guarantee=target.guarantee,
+        epsilon_by_adjacency=stated_epsilon(target.guarantee),
+        **found,
+    )
 
 
 @dataclass(frozen=True)
