@@ -173,22 +173,15 @@ class Corpus:
         return len(self) if self.units is None else len(self.unit_names)
 
     @cached_property
-    def _rows_by_unit(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        order = np.argsort(self.unit_index, kind="stable").astype(np.int64)
-        starts = np.zeros(self.unit_count + 1, dtype=np.int64)
-        np.cumsum(np.bincount(self.unit_index, minlength=self.unit_count), out=starts[1:])
-        return order, starts
+    def _rows_by_unit(self) -> Grouped:
+        return Grouped.of(self.unit_index)
 
     def rows_of(self, units: Iterable[int] | npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return the rows of these units, unit by unit, in this order."""
         selected = units if isinstance(units, np.ndarray) else np.fromiter(units, dtype=np.int64)
         if self.units is None:
             return np.asarray(selected, dtype=np.int64).copy()
-        order, starts = self._rows_by_unit
-        lengths = starts[selected + 1] - starts[selected]
-        ends = np.cumsum(lengths)
-        within = np.arange(int(ends[-1]) if len(ends) else 0, dtype=np.int64) - np.repeat(ends - lengths, lengths)
-        return np.asarray(order[np.repeat(starts[selected], lengths) + within], dtype=np.int64)
+        return self._rows_by_unit.of_units(selected)[0]
 
     def renamed(self, name: str, *remarks: str) -> Corpus:
         """Return the same rows under another name, with remarks added."""
