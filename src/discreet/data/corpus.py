@@ -121,6 +121,11 @@ class Corpus:
         return self.second is not None
 
     @property
+    def row_texts(self) -> list[tuple[str, ...]]:
+        """The text or the two texts of each row."""
+        return list(zip(self.texts, *([] if self.second is None else [self.second]), strict=True))
+
+    @property
     def score_range(self) -> tuple[float, float]:
         """Whole numbers around the scores of the held-out rows, which are not protected; 0 and 1 without any."""
         kept = [s for s, split in zip(self.scores or (), self.splits, strict=False) if split != "train"]
@@ -336,8 +341,8 @@ def _across(corpus: Corpus, train: Corpus, other: Corpus, name: str) -> list[str
                 f"utility is measured on people the model has seen, and figures about the {name} rows are not covered "
                 "by the guarantee. Split by units."
             )
-    trained = set(_rows(train))
-    repeated = sum(row in trained for row in _rows(other))
+    trained = set(train.row_texts)
+    repeated = sum(row in trained for row in other.row_texts)
     if repeated:
         warnings.append(
             f"{repeated:,} of {len(other):,} {name} texts are also training texts: utility is measured on rows that "
@@ -350,14 +355,6 @@ def _across(corpus: Corpus, train: Corpus, other: Corpus, name: str) -> list[str
             count = "1 class is" if len(missing) == 1 else f"{len(missing):,} classes are"
             warnings.append(f"{count} only in the {name} rows ({names}): the model cannot learn them.")
     return warnings
-
-
-def _rows(corpus: Corpus) -> list[tuple[str, ...]]:
-    return (
-        list(zip(corpus.texts, corpus.second, strict=True))
-        if corpus.second is not None
-        else [(text,) for text in corpus.texts]
-    )
 
 
 def _classes(corpus: Corpus) -> list[str]:

@@ -295,8 +295,7 @@ def _partners(public: Sequence[str], least: int) -> tuple[str, ...]:
 
 def text_keys(corpus: Corpus) -> list[tuple[str, ...]]:
     """Return the text or texts of each row, without case and spacing."""
-    columns = [corpus.texts] if corpus.second is None else [corpus.texts, corpus.second]
-    return list(zip(*([_normalized(text) for text in column] for column in columns), strict=True))
+    return [tuple(map(_normalized, texts)) for texts in corpus.row_texts]
 
 
 def attacked_split(corpus: Corpus, split: str | None = None) -> Corpus:
