@@ -21,7 +21,7 @@ from typing import Any
 from discreet.core.errors import DataError, ExtraError, OutputError, did_you_mean, first_line, setting, shown
 from discreet.core.files import write_atomic
 from discreet.data.corpus import check_texts, numbers
-from discreet.data.separated import Layout, read_rows, write_rows
+from discreet.data.separated import Layout, read_rows, split_lines, write_rows
 
 _MOST_NAMES, _LONGEST_NAME, _LONGEST_REASON = 40, 60, 200  # columns in an error, and characters
 
@@ -139,7 +139,7 @@ def _read_json(path: Path, layout: Layout) -> Table:
 def _json_lines(path: Path, text: str) -> list[Any]:
     rows: list[Any] = []
     bad: dict[int, str] = {}
-    for number, line in enumerate(_split_lines(text), start=1):
+    for number, line in enumerate(split_lines(text), start=1):
         if not line or line.isspace():
             continue
         try:
@@ -153,15 +153,6 @@ def _json_lines(path: Path, text: str) -> list[Any]:
             f"({next(iter(bad.values()))}). Write one object per line."
         )
     return rows
-
-
-def _split_lines(text: str) -> Iterator[str]:
-    at = 0
-    while at <= len(text):
-        end = text.find("\n", at)
-        end = len(text) if end < 0 else end
-        yield text[at:end]
-        at = end + 1
 
 
 def _leaves(row: Mapping[str, Any], before: str = "", depth: int = 8) -> Iterator[str]:
