@@ -295,6 +295,11 @@ class Vectors:
         where = torch.from_numpy(rows).to(self.targets.device, non_blocking=True)
         return Batch({"vectors": self.vectors[where]}, self.targets[where])
 
+    def take(self, rows: Rows) -> Vectors:
+        """Return these rows as a corpus of their own."""
+        batch = self.batch(rows)
+        return Vectors(batch.inputs["vectors"], batch.targets, steady=self.steady)
+
     def part(self, rows: Rows, width: int) -> Batch:
         """Return the vectors of these rows; -1 is a vector of zeros; `width` is ignored."""
         where, empty = _places(rows, self.targets.device)

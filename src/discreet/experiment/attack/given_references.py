@@ -123,11 +123,11 @@ class GivenReferences:
             if vectors is None or not _same_vectors(model, target):
                 collected.append(outputs_of(model, tokens_for(model, labelled.take(rows))))
                 continue
-            batch = vectors.batch(rows)
-            targets = batch.targets
+            own = vectors.take(rows)
             if labelled.labels is not None:
-                targets = torch.tensor(np.asarray(labelled.labels)[rows], device=targets.device)
-            collected.append(outputs_of(model, Vectors(batch.inputs["vectors"], targets)))
+                labels = torch.tensor(np.asarray(labelled.labels)[rows], device=own.targets.device)
+                own = replace(own, targets=labels)
+            collected.append(outputs_of(model, own))
         progress(STAGE, len(self.models), len(self.models))
         return stacked(collected)
 
@@ -157,7 +157,12 @@ def _same_vectors(model: TextModel, target: TextModel) -> bool:
     same = replace(model.settings, head="linear", hidden=(), pooler=None, dropout=None)
     if same != replace(target.settings, head="linear", hidden=(), pooler=None, dropout=None):
         return False
-    own, its = model.encoder.state_dict(), target.encoder.state_dict()
+    return same_encoder(model, target)
+
+
+def same_encoder(model: TextModel, other: TextModel) -> bool:
+    """Return whether the encoders of two models have the same weights."""
+    own, its = model.encoder.state_dict(), other.encoder.state_dict()
     return own.keys() == its.keys() and all(torch.equal(value, its[name]) for name, value in own.items())
 
 

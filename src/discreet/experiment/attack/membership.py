@@ -26,7 +26,7 @@ from discreet.core.randomness import Rng
 from discreet.core.types import Knowledge, Leakage, ModelRelease
 from discreet.data.batches import Tokens, Vectors, tokens_for
 from discreet.data.corpus import Corpus
-from discreet.experiment.attack.given_references import GivenReferences, too_few
+from discreet.experiment.attack.given_references import GivenReferences, same_encoder, too_few
 from discreet.experiment.attack.neighbours import neighbour_losses
 from discreet.experiment.attack.request import AttackRequest, Callbacks, Findings, Progress
 from discreet.experiment.attack.scene import Scene, Target, findings_of_model, text_keys
@@ -329,7 +329,7 @@ def encoded(scene: Scene, target: Target, corpus: Corpus, rows: Ints, progress: 
         return tokens_for(model, corpus.take(rows))
     if key not in scene.cache:
         watch = partial(progress, "encoding")
-        reader = _same_encoder(scene, target, corpus)
+        reader = _reader(scene, target, corpus)
         splits = np.array(corpus.splits)
         vectors = torch.empty(len(corpus), model.width, device=model.device)
         targets: torch.Tensor | None = None
@@ -341,11 +341,10 @@ def encoded(scene: Scene, target: Target, corpus: Corpus, rows: Ints, progress: 
         assert targets is not None
         scene.cache[key] = Vectors(vectors, targets.to(model.device))
     every: Vectors = scene.cache[key]
-    batch = every.batch(rows)
-    return Vectors(batch.inputs["vectors"], batch.targets)
+    return every.take(rows)
 
 
-def _same_encoder(scene: Scene, target: Target, corpus: Corpus) -> TextModel:
+def _reader(scene: Scene, target: Target, corpus: Corpus) -> TextModel:
     """Return a model whose vectors are those of the target, and which the cache knows: the one it started from.
 
     The cache names vectors by the file of the encoder, and a run folder has a file of its own.
@@ -354,8 +353,7 @@ def _same_encoder(scene: Scene, target: Target, corpus: Corpus) -> TextModel:
         return scene.model
     with suppress(DiscreetError):
         fresh = fresh_model(target.choices, scene.model, corpus, Rng(0))
-        own, its = scene.model.encoder.state_dict(), fresh.encoder.state_dict()
-        if own.keys() == its.keys() and all(torch.equal(value, its[name]) for name, value in own.items()):
+        if same_encoder(scene.model, fresh):
             return fresh.eval()
     return scene.model
 

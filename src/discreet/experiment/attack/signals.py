@@ -333,18 +333,14 @@ def _one_by_one(
         if not plans:
             plans = _plans(choices, protect, reference, [part for part, _ in parts], seed)
             plans = [replace(plan, public=None) for plan in plans] if from_public else plans
-        encoded = None
-        if text.vectors is not None:
-            batch = text.vectors.batch(rows)
-            encoded = Vectors(batch.inputs["vectors"], batch.targets, steady=text.vectors.steady)
+        encoded = None if text.vectors is None else text.vectors.take(rows)
         request = _request(choices, protect)
         options = RunOptions(cache=False, evaluated=False, released=False, encoded=encoded)
         train_once(request, corpus=corpus, model=reference, plan=plans[number], options=options)
         for place, wanted in enumerate(asked):
-            if text.vectors is not None:
-                batch = text.vectors.batch(wanted)
-                collected[place].append(outputs_of(reference, Vectors(batch.inputs["vectors"], batch.targets)))
-            else:
-                collected[place].append(outputs_of(reference, tokens_for(reference, text.corpus.take(wanted))))
+            read = (
+                tokens_for(reference, text.corpus.take(wanted)) if text.vectors is None else text.vectors.take(wanted)
+            )
+            collected[place].append(outputs_of(reference, read))
     progress(STAGE, len(parts), len(parts))
     return [stacked(one) for one in collected]
