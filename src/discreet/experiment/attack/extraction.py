@@ -52,7 +52,7 @@ from discreet.experiment.attack.request import AttackRequest, Callbacks, Example
 from discreet.experiment.attack.scene import Scene, Target, findings_of_model
 from discreet.experiment.attack.signals import outputs_of, token_scores
 from discreet.metrics.categories import fragments, table_of_items
-from discreet.metrics.intervals import clopper_pearson, score_interval
+from discreet.metrics.intervals import rate_of, score_interval
 from discreet.models.base import TextModel
 from discreet.models.build import matched
 from discreet.models.encode import ready
@@ -159,8 +159,7 @@ def measure_exposure(
             }
         )
     overall = _mean_exposure(EXPOSURE, exposures, rng)
-    low, high = clopper_pearson(sum(named), len(named))
-    leakages = [overall, Leakage(NAMED, float(np.mean(named)), low, high, len(named), 1 / size)]
+    leakages = [overall, rate_of(NAMED, sum(named), len(named), 1 / size)]
     bounds: dict[str, float] = {}
     if certified is not None and not spread:
         event, adjacency = certified
@@ -328,12 +327,13 @@ def _discover(
     guess = attack.run(ModelRelease(scene.model, guarantee=target.guarantee), knows, rng.fork("attack"))
     shares = extractable_shares(logs)
     of_unseen = extractable_shares(others) if len(others) else None
+    n = len(logs)
     leakages = [
-        _share(name, shares[_EVEN][place], len(logs), None if of_unseen is None else of_unseen[_EVEN][place])
-        for place, name in ((TRIALS.index(n), name) for n, name in EXTRACTABLE.items())
+        rate_of(name, round(n * shares[_EVEN][place]), n, None if of_unseen is None else of_unseen[_EVEN][place])
+        for place, name in ((TRIALS.index(trials), name) for trials, name in EXTRACTABLE.items())
     ]
     certain = [float(np.mean(part == 0.0)) for part in greedy]
-    leakages.append(_share(GREEDY, certain[0], len(logs), certain[1] if len(certain) > 1 else None))
+    leakages.append(rate_of(GREEDY, round(n * certain[0]), n, certain[1] if len(certain) > 1 else None))
     bounds: dict[str, float] = {}
     of_canaries = _extract_canaries(model, target, attack.sampling)
     if of_canaries is not None:
@@ -364,11 +364,6 @@ def _long_enough(
     sample = [texts[place] for place in order]
     cut = prompts_of(model, sample, attack.prefix, attack.suffix)
     return sample, [prompt for prompt in cut if prompt is not None]
-
-
-def _share(metric: str, share: float, n: int, chance: float | None) -> Leakage:
-    low, high = clopper_pearson(round(share * n), n)
-    return Leakage(metric, share, low, high, n, chance)
 
 
 def _examples(

@@ -20,7 +20,7 @@ from discreet.attacks.identification import OneOfN, contribution
 from discreet.clipping.clip import Flat
 from discreet.core.errors import DataError, UnsupportedError, invalid, setting, whole
 from discreet.core.randomness import Rng
-from discreet.core.types import GradientRelease, Knowledge, Leakage
+from discreet.core.types import GradientRelease, Knowledge
 from discreet.data.corpus import Corpus
 from discreet.experiment.attack.identification import DEFAULT_CANDIDATES, METRIC
 from discreet.experiment.attack.reconstruction import Attacked, Releases, read_each
@@ -32,7 +32,7 @@ from discreet.federated.record import read_rounds
 from discreet.federated.run import SERVER, SETTINGS, client_folder
 from discreet.federated.server import SCHEDULE, Schedule
 from discreet.federated.settings import GRADIENTS, Federation
-from discreet.metrics.intervals import clopper_pearson
+from discreet.metrics.intervals import rate_of
 from discreet.models.base import TextModel
 from discreet.protections.base import GradientProtection
 from discreet.protections.dp_sgd import DPSGD
@@ -313,10 +313,6 @@ def _identify(request: AttackRequest, recorded: Recorded, observed: Sequence[Obs
             f"Expected a gradient that view {recorded.view!r} can read, got none: they are encrypted or masked. "
             "1-of-n can then only guess, which is right once in the number of candidates; choose another view."
         )
-    low, high = clopper_pearson(hits, trials)
     facts["given"] = [*facts["given"], f"{count:,} candidate texts with their labels, the private one among them",
                       "all other rows of the gradient"]  # fmt: skip
-    return Findings(
-        leakages=(Leakage(METRIC, hits / trials, low, high, trials, 1 / count),),
-        release=facts,
-    )
+    return Findings(leakages=(rate_of(METRIC, hits, trials, 1 / count),), release=facts)
