@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from discreet.accounting.events import DpEvent
 from discreet.accounting.risk import most_exposure, most_true_positives
@@ -41,6 +40,7 @@ from discreet.attacks.extraction.exposure import (
     chance_exposure,
     exposure,
 )
+from discreet.attacks.membership.signals import Floats
 from discreet.core.errors import DataError, UnsupportedError, setting
 from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng
@@ -59,7 +59,6 @@ from discreet.models.encode import ready
 from discreet.models.language_model import LanguageModel
 from discreet.training.evaluate import represent
 
-Floats = npt.NDArray[np.float64]
 TRAIN = "train"
 EXPOSURE, NAMED = "exposure", "secrets_named"
 EXTRACTABLE = {1: "extractable_at_1", 1_000: "extractable_at_1000", 1_000_000: "extractable_at_1000000"}

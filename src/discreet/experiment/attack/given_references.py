@@ -16,11 +16,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from scipy.stats import hypergeom
 
-from discreet.attacks.membership.signals import Outputs
+from discreet.attacks.membership.signals import Bools, Ints, Outputs
 from discreet.core.errors import DataError, ModelError, invalid, setting
 from discreet.data.batches import Vectors, tokens_for
 from discreet.data.corpus import Corpus
@@ -32,8 +31,6 @@ from discreet.models.build import matched
 from discreet.models.classifier import Classifier
 from discreet.runs.folder import Run, is_run, load_run
 
-Bools = npt.NDArray[np.bool_]
-Ints = npt.NDArray[np.int64]
 STAGE = "asking reference models"
 # Of a run whose training rows do not depend on who is a member, one in ten thousand is rejected.
 _LEVEL = 1e-4

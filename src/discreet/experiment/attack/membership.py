@@ -13,12 +13,11 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from discreet.accounting.risk import most_true_positives_at
 from discreet.attacks.base import Need
-from discreet.attacks.membership.signals import MembershipAttack, References, Signals, TokenScores
+from discreet.attacks.membership.signals import Bools, Floats, Ints, MembershipAttack, References, Signals, TokenScores
 from discreet.attacks.membership.thresholds import Neighbourhood
 from discreet.core.errors import DataError, DiscreetError, UnsupportedError, invalid, setting
 from discreet.core.guarantee import Strength, strength
@@ -45,9 +44,6 @@ from discreet.models.build import matched
 from discreet.models.encode import encode
 from discreet.models.language_model import LanguageModel
 
-Bools = npt.NDArray[np.bool_]
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 TRAIN = "train"
 MOST_ROWS = 1000  # members, and non-members, that are asked about by default where each costs a pass of the network
 _POPULATION_SHARE, _POPULATION_UNITS = 0.3, 1000  # non-members that the attacker has, of those there are, and at most

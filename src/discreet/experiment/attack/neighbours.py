@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from discreet.attacks.membership.signals import Floats, Ints
 from discreet.core.errors import UnsupportedError
 from discreet.core.randomness import Rng
 from discreet.data.batches import Tokens, tokens_for
@@ -18,8 +18,6 @@ from discreet.experiment.attack.request import Progress
 from discreet.experiment.attack.signals import outputs_of
 from discreet.models.base import TextModel
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 STAGE = "asking about altered texts"
 _CLOSEST = 10  # tokens of the vocabulary that a token may be replaced by
 _TEXTS_AT_ONCE = 64

@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from discreet.attacks.membership.signals import Outputs, TokenScores
+from discreet.attacks.membership.signals import Bools, Floats, Ints, Outputs, TokenScores
 from discreet.core.device import autocast
 from discreet.core.errors import DataError, invalid
 from discreet.core.randomness import Rng
@@ -35,8 +34,6 @@ from discreet.training.plan import TrainingPlan
 _TOKENS_AT_ONCE = {"cpu": 1024, "cuda": 16384}  # a language model scores its whole vocabulary for each token
 _ROWS_AT_ONCE = 256
 
-Floats = npt.NDArray[np.float64]
-
 
 def outputs_of(model: TextModel, rows: Tokens | Vectors, precision: str = "float32") -> Outputs:
     """Return the losses and confidences of a model on texts with their true labels.
@@ -57,7 +54,7 @@ def outputs_of(model: TextModel, rows: Tokens | Vectors, precision: str = "float
     return classified(answers, targets)
 
 
-def classified(log_probabilities: Floats, labels: npt.NDArray[np.int64]) -> Outputs:
+def classified(log_probabilities: Floats, labels: Ints) -> Outputs:
     """Return the outputs of a classifier from its log-probabilities, (..., examples, classes), and the true classes.
 
     The confidence log p - log(1 - p) is computed from the other classes' probabilities, so that it keeps its precision
@@ -124,9 +121,7 @@ def token_scores(
     return TokenScores(target, hits, real, before)
 
 
-def _token_scores(
-    model: LanguageModel, tokens: Tokens, rows: npt.NDArray[np.int64], precision: str
-) -> tuple[Floats, npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+def _token_scores(model: LanguageModel, tokens: Tokens, rows: Ints, precision: str) -> tuple[Floats, Bools, Bools]:
     was_training = model.training
     model.eval()
     with autocast(model.device, precision):
@@ -157,8 +152,6 @@ def stacked(outputs: Sequence[Outputs]) -> Outputs:
     )
 
 
-Bools = npt.NDArray[np.bool_]
-Ints = npt.NDArray[np.int64]
 STAGE = "training reference models"
 PUBLIC_STAGE = "training on public text"
 
