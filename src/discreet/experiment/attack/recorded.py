@@ -174,9 +174,7 @@ class Recorded(Source):
     def truth(self, one: Observed) -> Corpus:
         """Return the rows that are in a recorded gradient, for scoring."""
         rows = [self.splits[client].take(self._batch(client, one.round)) for client in one.clients]
-        texts = tuple(text for part in rows for text in part.texts)
-        labels = tuple(label for part in rows for label in part.labels or ()) or None
-        return Corpus("recorded", texts, labels=labels, label_names=rows[0].label_names)
+        return _together("recorded", rows)
 
     def _batch(self, client: int, number: int) -> list[int]:
         path = client_folder(self.folder, client) / BATCHES
@@ -252,6 +250,13 @@ class MessageReleases(Releases):
         return _unread(self.recorded, self.request.examples, metrics), facts
 
 
+def _together(name: str, parts: Sequence[Corpus]) -> Corpus:
+    """Return the texts and labels of several corpora, one after the other."""
+    texts = tuple(text for part in parts for text in part.texts)
+    labels = tuple(label for part in parts for label in part.labels or ()) or None
+    return Corpus(name, texts, labels=labels, label_names=parts[0].label_names)
+
+
 def _unread(recorded: Recorded, count: int, metrics: Sequence[str]) -> list[Example]:
     from discreet.metrics.table import METRICS
 
@@ -297,12 +302,7 @@ def _identify(request: AttackRequest, recorded: Recorded, observed: Sequence[Obs
         rows = [recorded.splits[client].take([row]) for client, row in others[: count - 1]]
         place = int(source.integers(len(rows) + 1))
         rows.insert(place, truth.take([target]))
-        candidates = Corpus(
-            "candidates",
-            tuple(row.texts[0] for row in rows),
-            labels=tuple(row.labels[0] for row in rows if row.labels) or None,
-            label_names=rows[0].label_names,
-        )
+        candidates = _together("candidates", rows)
         alone = GradientRelease({name: value.float() for name, value in left.items()}, batch_size=1)
         knows = Knowledge(model, defence=protect, extra={"candidates": candidates})
         guess = attack.run(alone, knows, rng.fork("attack", number))
