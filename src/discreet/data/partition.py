@@ -274,10 +274,6 @@ class Purpose(enum.StrEnum):
     PER_UNIT = "rows per unit"
 
 
-EXACT = frozenset({Purpose.ROWS, Purpose.EQUAL_CLIENTS})
-"""Selections of an exact number, which depend on the other units. Rejected under add/remove."""
-
-
 def identities(corpus: Corpus, adjacency: Adjacency | str = Adjacency.ZERO_OUT) -> list[bytes]:
     """Return, row by row, the identity of the unit that owns it."""
     if corpus.units is not None:
