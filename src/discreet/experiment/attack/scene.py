@@ -229,17 +229,15 @@ def load_scene(request: SceneRequest) -> Scene:
         public = load(request.public, columns, validation=0).texts
     if request.run is not None:
         return _scene_of_run(request, request.run, device, public)
-    corpus = load(
-        request.source or "notes",
-        request.columns,
-        seed=request.seed,
-        rows=request.rows,
-        share=request.share,
-        strict=False,
-    )
+    corpus = _requested(request, request.source or "notes", strict=False)
     rng = Rng(request.seed).fork("model")
     model = build_classifier(corpus, request.model, rng=rng, download=request.download).to(device).eval()
     return Scene.of(corpus, model, split=request.split, public=public, origin=f"a fresh {request.model.encoder}")
+
+
+def _requested(request: SceneRequest, source: str, **known: Any) -> Corpus:
+    """Return the text of a source with the columns and the size that are requested."""
+    return load(source, request.columns, seed=request.seed, rows=request.rows, share=request.share, **known)
 
 
 def _scene_of_run(request: SceneRequest, folder: Path, device: torch.device, public: Sequence[str] | None) -> Scene:
@@ -250,16 +248,9 @@ def _scene_of_run(request: SceneRequest, folder: Path, device: torch.device, pub
     if own:
         corpus = corpus_of_run(run)
     else:
-        corpus = load(
-            request.source or settings.data.source,
-            request.columns,
-            seed=request.seed,
-            rows=request.rows,
-            share=request.share,
-            task=run.model.label_task,
-            label_names=run.model.label_names or None,
-            adjacency=Adjacency.ZERO_OUT,
-        )
+        names = run.model.label_names or None
+        source = request.source or settings.data.source
+        corpus = _requested(request, source, task=run.model.label_task, label_names=names)
     origin = f"the model of {folder}"
     target = _target(run, folder, corpus) if own else None
     return Scene.of(corpus, run.model, split=request.split, public=public, origin=origin, run=run, target=target)
