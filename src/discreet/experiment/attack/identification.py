@@ -128,16 +128,11 @@ def updates_of_run(run: Run, protect: Any) -> Updates | None:
     if not isinstance(stored, dict) or not metrics.get("steps") or not units:
         return None
     steps = int(metrics.get("counted_steps") or metrics["steps"])  # a run that stopped early costs as much as its plan
-    sampler: Poisson | FixedSize | None = None
-    if "name" in stored:
+    if "name" in stored or not stored.keys() & {"rate", "size"}:
         return None  # the updates of other samplers are not independent
-    if "rate" in stored:
-        sampler = Poisson(float(stored["rate"]))
-    elif "size" in stored:
-        sampler = FixedSize(int(stored["size"]))
+    sampler = Poisson(float(stored["rate"])) if "rate" in stored else FixedSize(int(stored["size"]))
     rate = sampling_rate(sampler, units)
-    if sampler is None or rate is None:
-        return None
+    assert rate is not None
     step = _UNPROTECTED if protect is None else protect.step_cost(sampler, 0, units)[0]
     stated = metrics.get("guarantee") or {}
     # A fixed seed does not invalidate the bound: the attacked noise is simulated here.
