@@ -81,7 +81,6 @@ def extract(request: AttackRequest, scene: Scene, callbacks: Callbacks) -> Findi
     """
     attack, target = request.attack, scene.target
     assert target is not None
-    measured: Measured
     if isinstance(attack, CanaryExposure):
         measured = _expose(attack, request, scene, target, callbacks.progress)
     elif isinstance(attack, DiscoverableExtraction):
@@ -139,11 +138,13 @@ def measure_exposure(
     spread = target.choices.canaries is not None and target.choices.canaries.spread
     certified = proven(target)
     table: list[dict[str, Any]] = []
+    by_copies: list[Leakage] = []
     for copies, places in sorted(groups.items()):
         units = copies if spread else 1
         space = max(_ranked_among(exposures[place]) for place in places)
         bound = None if certified is None else most_exposure(certified[0], space, certified[1], copies=units)
         leakage = _mean_exposure(f"{EXPOSURE}_{copies}", [exposures[place] for place in places], rng)
+        by_copies.append(leakage)
         table.append(
             {
                 "copies": copies,
@@ -167,10 +168,7 @@ def measure_exposure(
             NAMED: most_true_positives(event, 1 / size, adjacency),
         }
     if len(groups) > 1:
-        leakages += [
-            Leakage(f"{EXPOSURE}_{row['copies']}", row["mean"], row["low"], row["high"], row["canaries"], row["chance"])
-            for row in table
-        ]
+        leakages += by_copies
         bounds |= {f"{EXPOSURE}_{row['copies']}": row["bound"] for row in table if row["bound"] is not None}
     details = {
         "exposure": table,
