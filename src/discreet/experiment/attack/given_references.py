@@ -151,10 +151,11 @@ def _same_vectors(model: TextModel, target: TextModel) -> bool:
     """Return whether two models have the same frozen encoder, so that its vectors serve both."""
     if not isinstance(model, Classifier) or not isinstance(target, Classifier):
         return False
-    same = replace(model.settings, head="linear", hidden=(), pooler=None, dropout=None)
-    if same != replace(target.settings, head="linear", hidden=(), pooler=None, dropout=None):
-        return False
-    return same_encoder(model, target)
+    one, other = (
+        replace(settings, head="linear", hidden=(), pooler=None, dropout=None)
+        for settings in (model.settings, target.settings)
+    )
+    return one == other and same_encoder(model, target)
 
 
 def same_encoder(model: TextModel, other: TextModel) -> bool:

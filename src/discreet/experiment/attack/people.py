@@ -16,7 +16,7 @@ import numpy as np
 
 from discreet.attacks.base import Need
 from discreet.attacks.extraction.attribute import AttributeInference
-from discreet.attacks.extraction.linkage import Linkage, Register, register_of
+from discreet.attacks.extraction.linkage import Linkage, Register, dates_in, register_of
 from discreet.attacks.extraction.pseudonyms import PseudonymDictionary, pseudonymizer
 from discreet.core.errors import DataError, UnsupportedError, first_line, invalid, setting
 from discreet.core.guarantee import Guarantee
@@ -322,8 +322,6 @@ def register_for(path: str, scene: Scene, seed: int) -> tuple[tuple[str, ...], R
     seeds = [seed, 0] if scene.run is None else [scene.run.settings.seed, seed, 0]
     people = patients_of(corpus, seeds)
     dates: dict[str, list[str]] = {unit: [] for unit in people}
-    from discreet.attacks.extraction.linkage import dates_in
-
     for text, unit in zip(corpus.texts, corpus.units or (), strict=True):
         dates[unit] += dates_in(secrets_in(text).date)
     rows = [
