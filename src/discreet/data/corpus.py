@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -331,58 +331,43 @@ def doubts(corpus: Corpus, label: str | None = None, unit: str | None = None) ->
     return warnings
 
 
-def _across(corpus: Corpus, train: Corpus, other: Corpus, name: str) -> list[str]:
-    warnings: list[str] = []
-    if corpus.units is not None:
-        both = set(train.unit_names) & set(other.unit_names)
-        if both:
-            warnings.append(
-                f"{len(both):,} of {corpus.unit_count:,} {corpus.unit_name} units are in both train and {name}: "
-                f"utility is measured on people the model has seen, and figures about the {name} rows are not covered "
-                "by the guarantee. Split by units."
-            )
+def _across(corpus: Corpus, train: Corpus, other: Corpus, name: str) -> Iterator[str]:
+    both = set(train.unit_names) & set(other.unit_names)
+    if both:
+        yield (
+            f"{len(both):,} of {corpus.unit_count:,} {corpus.unit_name} units are in both train and {name}: "
+            f"utility is measured on people the model has seen, and figures about the {name} rows are not covered "
+            "by the guarantee. Split by units."
+        )
     trained = set(train.row_texts)
     repeated = sum(row in trained for row in other.row_texts)
     if repeated:
-        warnings.append(
+        yield (
             f"{repeated:,} of {len(other):,} {name} texts are also training texts: utility is measured on rows that "
             "the model was trained on."
         )
-    if corpus.labels is not None:
-        missing = sorted(set(other.labels or ()) - set(train.labels or ()))
-        if missing:
-            names = ", ".join([*(repr(corpus.label_names[label]) for label in missing[:3]), *["…"][: len(missing) > 3]])
-            count = "1 class is" if len(missing) == 1 else f"{len(missing):,} classes are"
-            warnings.append(f"{count} only in the {name} rows ({names}): the model cannot learn them.")
-    return warnings
+    missing = sorted(set(other.labels or ()) - set(train.labels or ()))
+    if missing:
+        names = ", ".join([*(repr(corpus.label_names[label]) for label in missing[:3]), *["…"][: len(missing) > 3]])
+        count = "1 class is" if len(missing) == 1 else f"{len(missing):,} classes are"
+        yield f"{count} only in the {name} rows ({names}): the model cannot learn them."
 
 
-def _classes(corpus: Corpus) -> list[str]:
-    if corpus.labels is None:
-        return []
-    count = len(set(corpus.labels))
-    if count <= _MANY_CLASSES or count * _PER_CLASS < len(corpus):
-        return []
-    return [
-        Message(
+def _classes(corpus: Corpus) -> Iterator[str]:
+    count = len(set(corpus.labels or ()))
+    if count > _MANY_CLASSES and count * _PER_CLASS >= len(corpus):
+        yield Message(
             f"There are {count:,} classes for {len(corpus):,} rows: the label column looks like an identifier. Use "
             f"another column ({setting('label')})."
         )
-    ]
 
 
-def _units(corpus: Corpus) -> list[str]:
-    if corpus.units is None or "train" not in corpus.split_names:
-        return []
-    count = corpus.split("train").unit_count
-    if count > 1:
-        return []
-    return [
-        Message(
+def _units(corpus: Corpus) -> Iterator[str]:
+    if corpus.units is not None and "train" in corpus.split_names and corpus.split("train").unit_count == 1:
+        yield Message(
             f"All training rows belong to one {corpus.unit_name}, so a guarantee would hide a single unit among no "
             f"others. Use the column of the author or patient ({setting('unit')})."
         )
-    ]
 
 
 Rows = npt.NDArray[np.int64]
