@@ -7,6 +7,7 @@ unit is never on both sides.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -120,7 +121,7 @@ def attack_members(request: AttackRequest, scene: Scene, callbacks: Callbacks) -
             "loss_tail": tail_of_losses(signals, candidates, rng.fork("tail")),
             "riskiest": [] if attack.by_unit else riskiest(scored, candidates),
             "left_out": candidates.left_out,
-            "warnings": warnings_of(leakages, scored, candidates),
+            "warnings": list(warnings_of(leakages, scored, candidates)),
         },
         verdict=verdict_of(leakages, bounds),
     )
@@ -445,46 +446,44 @@ def riskiest(scored: Scored, candidates: Candidates) -> list[dict[str, Any]]:
     ]
 
 
-def given(signals: Signals, candidates: Candidates, target: Target, request: AttackRequest) -> list[str]:
-    """Return, in words, everything that the attacker has besides the model."""
-    what = ["the texts asked about" + (", with their labels" if signals.labels is not None else "")]
+def given(signals: Signals, candidates: Candidates, target: Target, request: AttackRequest) -> Iterator[str]:
+    """Yield, in words, everything that the attacker has besides the model."""
+    yield "the texts asked about" + (", with their labels" if signals.labels is not None else "")
     if signals.population is not None:
-        what.append(f"{len(candidates.population):,} texts that were not in the training data")
+        yield f"{len(candidates.population):,} texts that were not in the training data"
     if signals.references is not None and request.references_from:
         known = "some of the texts" if signals.references.included.any() else "none of the texts"
-        what.append(f"{signals.references.count} reference models of its own, which saw {known} asked about")
+        yield f"{signals.references.count} reference models of its own, which saw {known} asked about"
     elif signals.references is not None:
         protected = request.references_protected
         how = "" if target.choices.protect is None else (", under its protection" if protected else ", unprotected")
-        what.append(
+        yield (
             f"{signals.references.count} reference models, trained like the target on random halves of "
             f"{len(candidates.pool):,} texts{how}"
         )
     if signals.neighbours is not None:
-        what.append(f"{signals.neighbours.shape[1]} altered versions of each text")
+        yield f"{signals.neighbours.shape[1]} altered versions of each text"
     if signals.tokens is not None:
-        what.append("the model that the target was fine-tuned from")
+        yield "the model that the target was fine-tuned from"
     if target.choices.protect is not None:
-        what.append("the settings of the protection")
-    return what
+        yield "the settings of the protection"
 
 
-def warnings_of(leakages: tuple[Leakage, ...], scored: Scored, candidates: Candidates) -> list[str]:
-    """Return what a reader must know about the figures, one sentence each."""
-    warnings = []
+def warnings_of(leakages: tuple[Leakage, ...], scored: Scored, candidates: Candidates) -> Iterator[str]:
+    """Yield what a reader must know about the figures, one sentence each."""
     if candidates.uncovered:
-        warnings.append(
+        yield (
             f"{candidates.uncovered:,} rows are not asked about: fewer than two reference models were trained without "
             "them."
         )
     if candidates.left_out:
-        warnings.append(
+        yield (
             f"{candidates.left_out:,} rows are neither members nor non-members: another unit has the same text in "
             "the training data, or they are held-out rows of a unit in it."
         )
     auc = leakages[0]
     if metric.is_below_chance(auc):
-        warnings.append(
+        yield (
             f"AUC is significantly below one half ({auc.value:.3f}, at most {auc.high:.3f}): the attack orders texts "
             "the wrong way round, so that members and non-members differ in more than membership. Do not read it as "
             "protection."
@@ -494,11 +493,10 @@ def warnings_of(leakages: tuple[Leakage, ...], scored: Scored, candidates: Candi
     if missing:
         shown = _and([f"{100 * rate:g}%" for rate in missing])
         least = _and([f"{round(1 / rate):,}" for rate in missing])
-        warnings.append(
+        yield (
             f"There are {len(scored.others):,} non-members, too few to show a false-positive rate of {shown}: that "
             f"needs at least {least}."
         )
-    return warnings
 
 
 def verdict_of(leakages: tuple[Leakage, ...], bounds: dict[str, float]) -> str:

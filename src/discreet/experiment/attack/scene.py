@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -183,7 +183,7 @@ class Scene:
         return gram
 
 
-def findings_of_model(scene: Scene, given: Sequence[str], counts: Mapping[str, int], **found: Any) -> Findings:
+def findings_of_model(scene: Scene, given: Iterable[str], counts: Mapping[str, int], **found: Any) -> Findings:
     """Return what was found about the trained model of a scene, with its facts and the guarantee of its training.
 
     `given` is what the attacker has, in words, `counts` are further facts, and `found` the other fields of the result.
