@@ -53,6 +53,7 @@ from discreet.experiment.attack.scene import Scene, Target, findings_of_model
 from discreet.experiment.attack.signals import outputs_of, token_scores
 from discreet.metrics.categories import fragments, table_of_items
 from discreet.metrics.intervals import rate_of, score_interval
+from discreet.metrics.text import leakage_of
 from discreet.models.base import TextModel
 from discreet.models.build import matched
 from discreet.models.encode import ready
@@ -452,21 +453,19 @@ def _invert(
         for other in range(len(typical))
         if other != number
     ]
-    low, high = score_interval(values, rng=Rng(request.seed).fork("interval"))
-    mean, chance = float(np.mean(values)), float(np.mean(chances))
+    leakage = leakage_of(CLASS_WORDS, values, chances, Rng(request.seed))
     rows = [
         {"class": model.label_names[number], "text": text, "probability": score, "typical_words": value}
         for number, text, score, value in zip(classes, guess.texts, guess.scores, values, strict=True)
     ]
     verdict = (
-        f"Of the words in the texts that the classes like best, {mean:.1%} are typical of their class in the training "
-        f"text; {chance:.1%} are typical of another."
+        f"Of the words in the texts that the classes like best, {leakage.value:.1%} are typical of their class in the "
+        f"training text; {leakage.chance:.1%} are typical of another."
     )
     examples = tuple(
         Example(str(row["class"]), str(row["text"]), {CLASS_WORDS: float(value)}, number)
         for number, (row, value) in enumerate(zip(rows, values, strict=True))
     )
-    leakage = Leakage(CLASS_WORDS, mean, min(low, mean), max(high, mean), len(values), chance)
     return Measured((leakage,), verdict, [], {"classes": rows}, {}, examples)
 
 
