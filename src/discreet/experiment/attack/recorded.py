@@ -19,6 +19,7 @@ from torch import Tensor
 from discreet.attacks.identification import OneOfN, contribution
 from discreet.clipping.clip import Flat
 from discreet.core.errors import DataError, UnsupportedError, invalid, setting, whole
+from discreet.core.guarantee import delta_for
 from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, Knowledge
 from discreet.data.corpus import Corpus
@@ -27,14 +28,14 @@ from discreet.experiment.attack.reconstruction import Attacked, Releases, read_e
 from discreet.experiment.attack.request import AttackRequest, Callbacks, Example, Findings, Source
 from discreet.experiment.attack.scoring import metrics_for
 from discreet.federated.aggregation import UPDATE
-from discreet.federated.client import BATCHES, Task
+from discreet.federated.client import BATCHES
 from discreet.federated.record import read_rounds
 from discreet.federated.run import SERVER, SETTINGS, client_folder
 from discreet.federated.server import SCHEDULE, Schedule
 from discreet.federated.settings import GRADIENTS, Federation
 from discreet.metrics.intervals import rate_of
 from discreet.models.base import TextModel
-from discreet.protections.base import GradientProtection
+from discreet.protections.base import Conditions, GradientProtection
 from discreet.protections.dp_sgd import DPSGD
 from discreet.releases.description import attacker_inputs, release_facts
 from discreet.runs.checkpoint import trained
@@ -205,16 +206,13 @@ class Recorded(Source):
 
     def protection(self, client: int) -> Any:
         """Return the resolved protection of a client, from its public size."""
-        from discreet.core.guarantee import delta_for
-        from discreet.protections.base import Conditions
-
-        assert self.settings.protect is not None
-        units, size = self.schedule.sizes[client], min(self.schedule.batches[client], self.schedule.sizes[client])
-        task = Task(1, 0, 1, self.schedule.steps, size)
-        protect = self.settings.protect
+        protect, schedule = self.settings.protect, self.schedule
+        assert protect is not None
+        units = schedule.sizes[client]
+        size = min(schedule.batches[client], units)
         delta = protect.delta or delta_for(units)
-        epochs = task.steps / -(-units // size)
-        return self.settings.protect.resolve(Conditions(self.model, units, units, size, task.steps, epochs, delta))
+        epochs = schedule.steps / -(-units // size)
+        return protect.resolve(Conditions(self.model, units, units, size, schedule.steps, epochs, delta))
 
 
 @dataclass
