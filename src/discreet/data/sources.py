@@ -298,7 +298,8 @@ def _split_built_in(corpus: Corpus, name: str, validation: float | str | Path | 
     if validation is None and adjacency is Adjacency.ADD_REMOVE and corpus.units is None:
         validation = HELD_OUT  # split again by text instead of position
     if isinstance(validation, int | float) and not isinstance(validation, bool):
-        return _split_again(corpus, validation, adjacency)
+        corpus = dataclasses.replace(corpus, splits=("train",) * len(corpus), remarks=())
+        return hold_out(corpus, validation, adjacency=adjacency, every_class=False) if validation > 0 else corpus
     if validation is not None:
         raise DataError(f"Expected validation={str(validation)!r} to be a fraction for the built-in corpus {name!r}.")
     return corpus
@@ -521,8 +522,3 @@ def _check_train_classes(corpus: Corpus) -> None:
             f"Expected at least 2 classes among the training rows of {corpus.name!r}, got {len(seen)}. "
             "Check the label column and the splits."
         )
-
-
-def _split_again(corpus: Corpus, fraction: float, adjacency: Adjacency) -> Corpus:
-    unsplit = dataclasses.replace(corpus, splits=("train",) * len(corpus), remarks=())
-    return hold_out(unsplit, fraction, adjacency=adjacency, every_class=False) if fraction > 0 else unsplit

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -109,11 +110,5 @@ def versions(tokens: Tokens, close: Close, count: int, rng: Rng) -> Tokens:
     device = tokens.targets.device
     columns = {name: column.repeat_interleave(count, dim=0) for name, column in tokens.columns.items()}
     columns["input_ids"] = torch.from_numpy(altered).to(device, tokens.columns["input_ids"].dtype)
-    return Tokens(
-        columns,
-        np.repeat(tokens.lengths, count),
-        tokens.targets.repeat_interleave(count, dim=0),
-        tokens.truncated,
-        tokens.pad_to,
-        tokens.pad_id,
-    )
+    targets = tokens.targets.repeat_interleave(count, dim=0)
+    return replace(tokens, columns=columns, lengths=np.repeat(tokens.lengths, count), targets=targets)

@@ -49,8 +49,7 @@ def attack_people(request: AttackRequest, scene: Scene, callbacks: Callbacks) ->
     Guarantee: none for the result, which says who a text is about; it states the guarantee of the release.
     """
     rng, attack = Rng(request.seed), request.attack
-    generated = isinstance(scene.model, LanguageModel) and isinstance(attack, Linkage) and scene.run is not None
-    if generated and isinstance(attack, Linkage):
+    if isinstance(attack, Linkage) and isinstance(scene.model, LanguageModel) and scene.run is not None:
         return link_generated(attack, request, scene, rng)
     rows = scene.draw(request.examples, rng.fork("rows"), max_words=request.max_words)
     noise = Rng.secret() if request.noise_seed is None else Rng(request.noise_seed).fork("noise")

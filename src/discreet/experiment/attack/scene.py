@@ -223,8 +223,7 @@ def load_scene(request: SceneRequest) -> Scene:
     """
     device, public = find_device(request.device), None
     if request.public is not None:
-        columns = request.columns or Columns()
-        columns = Columns(columns.text, label=None, separator=columns.separator, quoting=columns.quoting)
+        columns = replace(request.columns or Columns(), text_pair=None, label=None, unit=None)
         columns = Columns() if request.public in CORPORA else columns
         public = load(request.public, columns, validation=0).texts
     if request.run is not None:
