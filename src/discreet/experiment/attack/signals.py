@@ -19,7 +19,7 @@ from discreet.data.batches import Tokens, Vectors, tokens_for
 from discreet.data.corpus import Corpus
 from discreet.experiment.attack.request import Progress
 from discreet.experiment.run import RunOptions, RunRequest, make_plan, train_once
-from discreet.models.base import TextModel
+from discreet.models.base import TextModel, evaluating
 from discreet.models.build import build_model
 from discreet.models.classifier import Classifier, classifier_of, head
 from discreet.models.language_model import LanguageModel
@@ -76,22 +76,20 @@ def classified(log_probabilities: Floats, labels: Ints) -> Outputs:
 @torch.inference_mode()
 def _answers(model: Classifier, rows: Tokens | Vectors, precision: str) -> Floats:
     """Return log-probabilities of the classes, or scores, in float64."""
-    was_training = model.training
-    model.eval()
-    with autocast(model.device, precision):
-        vectors = rows.vectors if isinstance(rows, Vectors) else represent(model, rows, precision)
-    parts: list[Tensor] = []
-    for part in torch.split(vectors, _ROWS_AT_ONCE):
-        inputs = part if model.query is None else model.query(part)
-        scores = model.decide(inputs.float()).double()
-        if model.task == "classification":
-            scores = scores.log_softmax(dim=-1)
-            if inputs.ndim > 2:  # several views of a text, whose predictions are averaged
-                scores = scores.logsumexp(dim=0) - float(np.log(len(scores)))
-        elif inputs.ndim > 2:
-            scores = scores.mean(dim=0)
-        parts.append(scores.cpu())
-    model.train(was_training)
+    with evaluating(model):
+        with autocast(model.device, precision):
+            vectors = rows.vectors if isinstance(rows, Vectors) else represent(model, rows, precision)
+        parts: list[Tensor] = []
+        for part in torch.split(vectors, _ROWS_AT_ONCE):
+            inputs = part if model.query is None else model.query(part)
+            scores = model.decide(inputs.float()).double()
+            if model.task == "classification":
+                scores = scores.log_softmax(dim=-1)
+                if inputs.ndim > 2:  # several views of a text, whose predictions are averaged
+                    scores = scores.logsumexp(dim=0) - float(np.log(len(scores)))
+            elif inputs.ndim > 2:
+                scores = scores.mean(dim=0)
+            parts.append(scores.cpu())
     return torch.cat(parts).numpy()
 
 
@@ -122,11 +120,8 @@ def token_scores(
 
 
 def _token_scores(model: LanguageModel, tokens: Tokens, rows: Ints, precision: str) -> tuple[Floats, Bools, Bools]:
-    was_training = model.training
-    model.eval()
-    with autocast(model.device, precision):
+    with evaluating(model), autocast(model.device, precision):
         scores, targets, mask = model.token_scores(tokens.batch(rows).inputs)
-    model.train(was_training)
     logs = scores.float().log_softmax(dim=-1)
     values = logs.gather(-1, targets.clamp_min(0).unsqueeze(-1)).squeeze(-1).double() * mask
     hits = (scores.argmax(dim=-1) == targets) & mask
