@@ -189,10 +189,7 @@ def _read_parquet(path: Path, layout: Layout) -> Table:
         names: Sequence[str] = schema.names
         count = int(file.metadata.num_rows)
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
-        raise DataError(
-            f"Expected a Parquet file at {str(path)!r}. {first_line(error, _LONGEST_REASON).rstrip('.')}; write it "
-            "again."
-        ) from None
+        raise _damaged(f"Expected a Parquet file at {str(path)!r}.", error, "it") from None
     nested = tuple(leaf for kind in schema for leaf in _fields(kind, pyarrow) if leaf not in names)
 
     def read(name: str) -> list[Any]:
@@ -202,13 +199,15 @@ def _read_parquet(path: Path, layout: Layout) -> Table:
             if len(values) != count:
                 raise ValueError(f"It has {len(values)} values for {count} rows")
         except (pyarrow.ArrowException, OSError, ValueError, OverflowError, KeyError) as error:
-            raise DataError(
-                f"Expected to read column {name!r} of {str(path)!r}. "
-                f"{first_line(error, _LONGEST_REASON).rstrip('.')}; write the file again."
-            ) from None
+            raise _damaged(f"Expected to read column {name!r} of {str(path)!r}.", error, "the file") from None
         return values if top == name else [_value({top: value}, name) for value in values]
 
     return Table(str(path), tuple(names), count, read, nested=nested)
+
+
+def _damaged(expected: str, error: Exception, what: str) -> DataError:
+    """Return the error of a Parquet file that cannot be read."""
+    return DataError(f"{expected} {first_line(error, _LONGEST_REASON).rstrip('.')}; write {what} again.")
 
 
 def _fields(column: Any, pyarrow: Any, before: str = "") -> Iterator[str]:
@@ -240,7 +239,6 @@ READERS: dict[str, Callable[[Path, Layout], Table]] = {
 
 
 _LINES = ".txt"
-_LONGEST = 200
 _STDIN = Path("/dev/stdin")
 
 
@@ -363,17 +361,17 @@ def _parquet(columns: Mapping[str, Sequence[Any]]) -> bytes:
         except UnicodeEncodeError:
             raise
         except (pyarrow.ArrowException, OverflowError, ValueError, TypeError) as error:
-            raise DataError(
-                f"Expected values of one type in column {name!r} for Parquet. {first_line(error, _LONGEST)}. Write CSV "
-                "or JSON lines instead."
-            ) from None
+            raise _unsupported(f"values of one type in column {name!r} for Parquet", error) from None
     try:
         pyarrow.parquet.write_table(pyarrow.table(arrays), buffer)
     except pyarrow.ArrowException as error:
-        raise DataError(
-            f"Expected columns that Parquet supports. {first_line(error, _LONGEST)}. Write CSV or JSON lines instead."
-        ) from None
+        raise _unsupported("columns that Parquet supports", error) from None
     return buffer.getvalue()
+
+
+def _unsupported(expected: str, error: Exception) -> DataError:
+    """Return the error of values that a Parquet file cannot hold."""
+    return DataError(f"Expected {expected}. {first_line(error, _LONGEST_REASON)}. Write CSV or JSON lines instead.")
 
 
 def write_whole(path: Path, data: bytes, *, replace: bool = False) -> None:
