@@ -185,11 +185,10 @@ def extractions(asked: argparse.Namespace, scene: Scene) -> dict[str, Any]:
 def linkages(asked: argparse.Namespace, scene: Scene) -> dict[str, Any]:
     began = time.monotonic()
     request = AttackRequest(attack_of("linkage"), name="linkage", examples=asked.generated)
-    outcome = link_generated(attack_of("linkage"), request, scene, Rng(0))
-    hits = sum(outcome.right)
-    low, high = clopper_pearson(hits, len(outcome.right))
-    value = [hits / len(outcome.right), low, high]
-    return {"linked": value, "chance": outcome.chance, **outcome.details, "seconds": time.monotonic() - began}
+    found = link_generated(attack_of("linkage"), request, scene, Rng(0))
+    (linked,) = found.leakages
+    value = [linked.value, linked.low, linked.high]
+    return {"linked": value, "chance": linked.chance, **found.details, "seconds": time.monotonic() - began}
 
 
 def small(asked: argparse.Namespace) -> None:

@@ -295,6 +295,11 @@ class Vectors:
         where = torch.from_numpy(rows).to(self.targets.device, non_blocking=True)
         return Batch({"vectors": self.vectors[where]}, self.targets[where])
 
+    def take(self, rows: Rows) -> Vectors:
+        """Return these rows as a corpus of their own."""
+        batch = self.batch(rows)
+        return Vectors(batch.inputs["vectors"], batch.targets, steady=self.steady)
+
     def part(self, rows: Rows, width: int) -> Batch:
         """Return the vectors of these rows; -1 is a vector of zeros; `width` is ignored."""
         where, empty = _places(rows, self.targets.device)
@@ -373,13 +378,7 @@ def tokens_for(model: Reader, corpus: Corpus) -> Tokens:
         np.array([*before, *row[:length], *after][: model.max_length], dtype=np.int32)
         for row, length in zip(ids, tokens.lengths.tolist(), strict=True)
     ]
-    lengths = np.fromiter(map(len, framed), dtype=np.int64, count=len(framed))
-    width = min(-(-int(lengths.max(initial=1)) // tokens.pad_to) * tokens.pad_to, model.max_length)
-    real = np.arange(width) < lengths[:, None]
-    columns = {
-        "input_ids": _padded(framed, real, tokens.pad_id, model.device),
-        "attention_mask": torch.from_numpy(real.astype(np.int32)).to(model.device),
-    }
+    columns, lengths, _ = _padded_columns(framed, model.max_length, tokens.pad_to, tokens.pad_id, model.device)
     columns |= {name: torch.zeros_like(columns["input_ids"]) for name in tokens.columns if name not in columns}
     return dataclasses.replace(tokens, columns=columns, lengths=lengths)
 
@@ -394,22 +393,28 @@ def tokenise(
     Guarantee: none, the tokens are the private text.
     """
     ids, types, truncated = _encode(corpus, tokenizer, max_length)
-    lengths = np.fromiter((len(row) for row in ids), dtype=np.int64, count=len(ids))
     pad_to = 8 if torch.device(device).type == "cuda" else 1
-    longest = int(lengths.max(initial=1))
-    width = min(-(-longest // pad_to) * pad_to, max(max_length, longest))
-    real = np.arange(width) < lengths[:, None]
     if tokenizer.pad_token_id is None:
         raise DataError(
             "Expected a tokenizer with a padding token. Set tokenizer.pad_token, for example to tokenizer.eos_token."
         )
-    columns = {
-        "input_ids": _padded(ids, real, int(tokenizer.pad_token_id), device),
-        "attention_mask": torch.from_numpy(real.astype(np.int32)).to(device),
-    }
+    pad_id = int(tokenizer.pad_token_id)
+    columns, lengths, real = _padded_columns(ids, max_length, pad_to, pad_id, device)
     if types is not None:
         columns["token_type_ids"] = _padded(types, real, 0, device)
-    return Tokens(columns, lengths, targets_of(corpus, device), truncated, pad_to, int(tokenizer.pad_token_id))
+    return Tokens(columns, lengths, targets_of(corpus, device), truncated, pad_to, pad_id)
+
+
+def _padded_columns(
+    rows: list[Ids], max_length: int, pad_to: int, pad_id: int, device: torch.device | str
+) -> tuple[dict[str, Tensor], Rows, npt.NDArray[np.bool_]]:
+    """Return the padded ids of rows with their mask, the lengths of the rows, and which places are no padding."""
+    lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
+    longest = int(lengths.max(initial=1))
+    width = min(-(-longest // pad_to) * pad_to, max(max_length, longest))
+    real = np.arange(width) < lengths[:, None]
+    mask = torch.from_numpy(real.astype(np.int32)).to(device)
+    return {"input_ids": _padded(rows, real, pad_id, device), "attention_mask": mask}, lengths, real
 
 
 def _padded(rows: list[Ids], real: npt.NDArray[np.bool_], fill: int, device: torch.device | str) -> Tensor:

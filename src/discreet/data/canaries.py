@@ -172,7 +172,7 @@ def plant_secrets(
     if template.count("{secret}") != 1:
         raise invalid("template", template, "a text with {secret} in it once", "It marks the position of the secret.")
     before, after = template.split("{secret}")
-    return _plant(corpus, count, rng, space, before, after, copies, inclusion, scores, spread)
+    return _plant(corpus, count, rng, space, inclusion, before, after, copies, scores, spread)
 
 
 def plant_labels(
@@ -182,9 +182,7 @@ def plant_labels(
     *,
     words: int = 8,
     vocabulary: Sequence[str] | None = None,
-    copies: int = 1,
     inclusion: float | None = 0.5,
-    scores: tuple[float, float] = (0.0, 1.0),
 ) -> tuple[Corpus, tuple[Canary, ...]]:
     """Return the corpus with random sentences under random labels planted in its training rows, and the canaries.
 
@@ -197,7 +195,7 @@ def plant_labels(
     Paper: Steinke, Nasr and Jagielski 2023, Privacy Auditing with One (1) Training Run.
     """
     alphabet = tuple(dict.fromkeys(vocabulary)) if vocabulary is not None else _generated_words()
-    return _plant(corpus, count, rng, Space(alphabet, words, " "), "", "", copies, inclusion, scores)
+    return _plant(corpus, count, rng, Space(alphabet, words, " "), inclusion)
 
 
 def _plant(
@@ -205,11 +203,11 @@ def _plant(
     count: int,
     rng: Rng,
     space: Space,
-    before: str,
-    after: str,
-    copies: int,
     inclusion: float | None,
-    scores: tuple[float, float],
+    before: str = "",
+    after: str = "",
+    copies: int = 1,
+    scores: tuple[float, float] = (0.0, 1.0),
     spread: bool = False,
 ) -> tuple[Corpus, tuple[Canary, ...]]:
     whole("count", count)
@@ -252,13 +250,13 @@ def planted(corpus: Corpus, canaries: Sequence[Canary], *, spread: bool = False)
     units = corpus.units
     if units is None and not spread and any(canary.copies > 1 for canary in canaries):
         units = tuple(f"row-{row + 1}" for row in range(len(corpus)))
-    rows = [canary for canary in canaries if canary.included for _ in range(canary.copies)]
+    numbered = [(canary, copy) for canary in canaries if canary.included for copy in range(canary.copies)]
+    rows = [canary for canary, _ in numbered]
     present = set(corpus.texts)
     for canary in canaries:
         if canary.text in present:
             raise DataError(f"Expected {canary.name} not to be in corpus {corpus.name!r} already. Use another seed.")
     texts = tuple(canary.text for canary in rows)
-    numbered = [(canary, copy) for canary in canaries if canary.included for copy in range(canary.copies)]
     return dataclasses.replace(
         corpus,
         texts=corpus.texts + texts,

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -122,6 +122,11 @@ class Corpus:
         return self.second is not None
 
     @property
+    def row_texts(self) -> list[tuple[str, ...]]:
+        """The text or the two texts of each row."""
+        return list(zip(self.texts, *([] if self.second is None else [self.second]), strict=True))
+
+    @property
     def score_range(self) -> tuple[float, float]:
         """Whole numbers around the scores of the held-out rows, which are not protected; 0 and 1 without any."""
         kept = [s for s, split in zip(self.scores or (), self.splits, strict=False) if split != "train"]
@@ -174,22 +179,15 @@ class Corpus:
         return len(self) if self.units is None else len(self.unit_names)
 
     @cached_property
-    def _rows_by_unit(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        order = np.argsort(self.unit_index, kind="stable").astype(np.int64)
-        starts = np.zeros(self.unit_count + 1, dtype=np.int64)
-        np.cumsum(np.bincount(self.unit_index, minlength=self.unit_count), out=starts[1:])
-        return order, starts
+    def _rows_by_unit(self) -> Grouped:
+        return Grouped.of(self.unit_index)
 
     def rows_of(self, units: Iterable[int] | npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return the rows of these units, unit by unit, in this order."""
         selected = units if isinstance(units, np.ndarray) else np.fromiter(units, dtype=np.int64)
         if self.units is None:
             return np.asarray(selected, dtype=np.int64).copy()
-        order, starts = self._rows_by_unit
-        lengths = starts[selected + 1] - starts[selected]
-        ends = np.cumsum(lengths)
-        within = np.arange(int(ends[-1]) if len(ends) else 0, dtype=np.int64) - np.repeat(ends - lengths, lengths)
-        return np.asarray(order[np.repeat(starts[selected], lengths) + within], dtype=np.int64)
+        return self._rows_by_unit.of_units(selected)[0]
 
     def renamed(self, name: str, *remarks: str) -> Corpus:
         """Return the same rows under another name, with remarks added."""
@@ -334,66 +332,43 @@ def doubts(corpus: Corpus, label: str | None = None, unit: str | None = None) ->
     return warnings
 
 
-def _across(corpus: Corpus, train: Corpus, other: Corpus, name: str) -> list[str]:
-    warnings: list[str] = []
-    if corpus.units is not None:
-        both = set(train.unit_names) & set(other.unit_names)
-        if both:
-            warnings.append(
-                f"{len(both):,} of {corpus.unit_count:,} {corpus.unit_name} units are in both train and {name}: "
-                f"utility is measured on people the model has seen, and figures about the {name} rows are not covered "
-                "by the guarantee. Split by units."
-            )
-    trained = set(_rows(train))
-    repeated = sum(row in trained for row in _rows(other))
+def _across(corpus: Corpus, train: Corpus, other: Corpus, name: str) -> Iterator[str]:
+    both = set(train.unit_names) & set(other.unit_names)
+    if both:
+        yield (
+            f"{len(both):,} of {corpus.unit_count:,} {corpus.unit_name} units are in both train and {name}: "
+            f"utility is measured on people the model has seen, and figures about the {name} rows are not covered "
+            "by the guarantee. Split by units."
+        )
+    trained = set(train.row_texts)
+    repeated = sum(row in trained for row in other.row_texts)
     if repeated:
-        warnings.append(
+        yield (
             f"{repeated:,} of {len(other):,} {name} texts are also training texts: utility is measured on rows that "
             "the model was trained on."
         )
-    if corpus.labels is not None:
-        missing = sorted(set(other.labels or ()) - set(train.labels or ()))
-        if missing:
-            names = ", ".join([*(repr(corpus.label_names[label]) for label in missing[:3]), *["…"][: len(missing) > 3]])
-            count = "1 class is" if len(missing) == 1 else f"{len(missing):,} classes are"
-            warnings.append(f"{count} only in the {name} rows ({names}): the model cannot learn them.")
-    return warnings
+    missing = sorted(set(other.labels or ()) - set(train.labels or ()))
+    if missing:
+        names = ", ".join([*(repr(corpus.label_names[label]) for label in missing[:3]), *["…"][: len(missing) > 3]])
+        count = "1 class is" if len(missing) == 1 else f"{len(missing):,} classes are"
+        yield f"{count} only in the {name} rows ({names}): the model cannot learn them."
 
 
-def _rows(corpus: Corpus) -> list[tuple[str, ...]]:
-    return (
-        list(zip(corpus.texts, corpus.second, strict=True))
-        if corpus.second is not None
-        else [(text,) for text in corpus.texts]
-    )
-
-
-def _classes(corpus: Corpus) -> list[str]:
-    if corpus.labels is None:
-        return []
-    count = len(set(corpus.labels))
-    if count <= _MANY_CLASSES or count * _PER_CLASS < len(corpus):
-        return []
-    return [
-        Message(
+def _classes(corpus: Corpus) -> Iterator[str]:
+    count = len(set(corpus.labels or ()))
+    if count > _MANY_CLASSES and count * _PER_CLASS >= len(corpus):
+        yield Message(
             f"There are {count:,} classes for {len(corpus):,} rows: the label column looks like an identifier. Use "
             f"another column ({setting('label')})."
         )
-    ]
 
 
-def _units(corpus: Corpus) -> list[str]:
-    if corpus.units is None or "train" not in corpus.split_names:
-        return []
-    count = corpus.split("train").unit_count
-    if count > 1:
-        return []
-    return [
-        Message(
+def _units(corpus: Corpus) -> Iterator[str]:
+    if corpus.units is not None and "train" in corpus.split_names and corpus.split("train").unit_count == 1:
+        yield Message(
             f"All training rows belong to one {corpus.unit_name}, so a guarantee would hide a single unit among no "
             f"others. Use the column of the author or patient ({setting('unit')})."
         )
-    ]
 
 
 Rows = npt.NDArray[np.int64]

@@ -12,7 +12,7 @@ import decimal
 import math
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,20 +52,23 @@ def outcome(columns: Answers, task: LabelTask | None = None, label_names: Sequen
     if sentences := [sentence for one in bad for sentence in one.sentences()]:
         raise DataError(" ".join(sentences))
     present = set(kinds.values())
+
+    def is_word(value: Any) -> bool:
+        return kinds[type(value), value] == "word"
+
     if task is None and label_names is None:
-        _check_points(columns, kinds)
+        _check_points(columns, kinds, is_word)
     if task is None:
         if label_names is None and "decimal" in present and "word" in present:
-            where, row = _first(columns, kinds, "word")
+            where, rows = _first_place(columns, is_word)
             raise DataError(
                 "Expected classes or scores, but the labels mix decimal numbers and words; the first word is in "
-                f"row {row} of {where!r}. Fix the column, or set {setting('task', 'classification')}."
+                f"row {rows[0]} of {where!r}. Fix the column, or set {setting('task', 'classification')}."
             )
         task = "regression" if "decimal" in present and label_names is None else "classification"
     if task == "regression":
         if "word" in present:
-            words = [_rows_of_kind(values, kinds, "word") for _, values in columns]
-            where, rows = next((where, rows) for (where, _), rows in zip(columns, words, strict=True) if rows)
+            where, rows = _first_place(columns, is_word)
             raise DataError(
                 f"Expected a number as score in {numbers('row', rows)} of {where!r}, got a word. "
                 "Fix the row, or use another column."
@@ -130,14 +133,15 @@ def _kind(value: Any) -> str | None:
     return None
 
 
-def _check_points(columns: Answers, kinds: dict[tuple[type, Any], str]) -> None:
+def _check_points(columns: Answers, kinds: Mapping[tuple[type, Any], str], is_word: Callable[[Any], bool]) -> None:
     """Reject numbers with a decimal comma, which would be read as classes."""
     words = [value for (_, value), kind in kinds.items() if kind == "word"]
     if words and all(isinstance(value, str) and _COMMA.fullmatch(value.strip()) for value in words):
-        where, row = _first(columns, kinds, "word")
+        where, rows = _first_place(columns, is_word)
         raise DataError(
-            f"Expected scores with a decimal point, got a comma in row {row} of {where!r} and {len(words)} different "
-            f"such numbers. Write 3.5 for 3,5, or set {setting('task', 'classification')} if they are classes."
+            f"Expected scores with a decimal point, got a comma in row {rows[0]} of {where!r} and {len(words)} "
+            "different such numbers. Write 3.5 for 3,5, or set "
+            f"{setting('task', 'classification')} if they are classes."
         )
 
 
@@ -146,12 +150,7 @@ def _check_known(columns: Answers, names: Sequence[str], known: Sequence[str]) -
     unknown = [name for name in names if name not in known]
     if not unknown:
         return
-    total = sum(len(values) for _, values in columns)
-    by_place = [
-        (where, [row for row, value in enumerate(values, start=1) if _class_name(value) in set(unknown)])
-        for where, values in columns
-    ]
-    where, rows = next((where, rows) for where, rows in by_place if rows)
+    where, rows = _first_place(columns, lambda value: _class_name(value) in set(unknown))
     # A long label may be a text from a wrong column, and texts are private.
     names_shown = [repr(name) for name in unknown if len(name) <= 30][:3]
     which = f"={names_shown[0]}" if len(unknown) == 1 and names_shown else ""
@@ -160,7 +159,7 @@ def _check_known(columns: Answers, names: Sequence[str], known: Sequence[str]) -
         if len(unknown) > 1
         else ""
     )
-    if sum(len(rows) for _, rows in by_place) == total:
+    if len(unknown) == len(names):
         remedy = f" No label is known: this is another task or another column; set {setting('label')}."
     else:
         remedy = f" {did_you_mean(unknown[0], known)}".rstrip() or " Fix the rows, or remove them."
@@ -174,14 +173,7 @@ def _class_name(value: Any) -> str:
     return str(value).strip()
 
 
-def _first(columns: Answers, kinds: dict[tuple[type, Any], str], kind: str) -> tuple[str, int]:
-    return next(
-        (where, row)
-        for where, values in columns
-        for row, value in enumerate(values, start=1)
-        if kinds[type(value), value] == kind
-    )
-
-
-def _rows_of_kind(values: Sequence[Any], kinds: dict[tuple[type, Any], str], kind: str) -> list[int]:
-    return [row for row, value in enumerate(values, start=1) if kinds[type(value), value] == kind]
+def _first_place(columns: Answers, is_meant: Callable[[Any], bool]) -> tuple[str, list[int]]:
+    """Return the first column with values that are meant, and the rows that hold them."""
+    rows_of = ((where, [row for row, value in enumerate(values, 1) if is_meant(value)]) for where, values in columns)
+    return next((where, rows) for where, rows in rows_of if rows)

@@ -492,10 +492,7 @@ def _opening(patient: Patient, date: str, complaint: str, choices: RandomChoices
             f"aged {patient.age}",
         )
     )
-    plain = f"{patient.name} (record {patient.record})"
-    form = choices.pick(_OPENINGS)
-    return form.format(
-        plain=plain,
+    return choices.pick(_OPENINGS).format(
         name=patient.name,
         record=patient.record,
         date=date,
@@ -506,15 +503,15 @@ def _opening(patient: Patient, date: str, complaint: str, choices: RandomChoices
 
 
 _OPENINGS = (
-    "{plain} was seen on {date} with {complaint}",
-    "{date}: {plain}, {who}, reports {complaint}",
-    "{plain}, {who}, came in on {date} because of {complaint}",
+    "{name} (record {record}) was seen on {date} with {complaint}",
+    "{date}: {name} (record {record}), {who}, reports {complaint}",
+    "{name} (record {record}), {who}, came in on {date} because of {complaint}",
     "Seen {date}: {name}, record {record}, {who}, with {complaint}",
     "Record {record}, {name}, visit of {date}. {Complaint}",
     "On {date} {name} (record {record}) described {complaint}",
     "{name}, record no. {record}, attended on {date}. Complains of {complaint}",
     "Clinic {date}. {name}, {who}, record {record}, mentions {complaint}",
-    "{plain} returned on {date}. The main problem is {complaint}",
+    "{name} (record {record}) returned on {date}. The main problem is {complaint}",
     "Reviewed {name} (record {record}) on {date} for {complaint}",
 )
 

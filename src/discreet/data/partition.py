@@ -274,10 +274,6 @@ class Purpose(enum.StrEnum):
     PER_UNIT = "rows per unit"
 
 
-EXACT = frozenset({Purpose.ROWS, Purpose.EQUAL_CLIENTS})
-"""Selections of an exact number, which depend on the other units. Rejected under add/remove."""
-
-
 def identities(corpus: Corpus, adjacency: Adjacency | str = Adjacency.ZERO_OUT) -> list[bytes]:
     """Return, row by row, the identity of the unit that owns it."""
     if corpus.units is not None:
@@ -385,11 +381,8 @@ def normalised(text: str) -> str:
 
 def overlapping(public: Corpus, private: Corpus) -> tuple[int, ...]:
     """Return the rows of the public corpus whose first or second normalized text is in the private one."""
-    private_texts = {normalised(text) for text in _all_texts(private)}
-    rows = [i for i, text in enumerate(public.texts) if normalised(text) in private_texts]
-    if public.second is not None:
-        rows += [i for i, text in enumerate(public.second) if normalised(text) in private_texts]
-    return tuple(sorted(set(rows)))
+    private_texts = {text for row in _keys(private) for text in row}
+    return tuple(i for i, row in enumerate(_keys(public)) if not private_texts.isdisjoint(row))
 
 
 def without_overlap(public: Corpus, private: Corpus) -> Corpus:
@@ -437,7 +430,7 @@ def check_held_out(train: Corpus, held_out: Corpus) -> None:
         )
 
 
-def _shared_rows(train: list[tuple[str, str]], held_out: list[tuple[str, str]]) -> int:
+def _shared_rows(train: list[tuple[str, ...]], held_out: list[tuple[str, ...]]) -> int:
     """Return how many held-out rows occur among the training rows; 0 if that may be by chance."""
     rows = Counter(train)
     shared = sum(one in rows for one in held_out)
@@ -447,11 +440,6 @@ def _shared_rows(train: list[tuple[str, str]], held_out: list[tuple[str, str]]) 
     return shared if shared == len(held_out) or shared / len(held_out) > _SHARE + repeated else 0
 
 
-def _keys(corpus: Corpus) -> list[tuple[str, str]]:
+def _keys(corpus: Corpus) -> list[tuple[str, ...]]:
     """Return the normalised texts of every row."""
-    second = corpus.second or ("",) * len(corpus)
-    return [(normalised(one), normalised(other)) for one, other in zip(corpus.texts, second, strict=True)]
-
-
-def _all_texts(corpus: Corpus) -> tuple[str, ...]:
-    return corpus.texts + (corpus.second or ())
+    return [tuple(map(normalised, texts)) for texts in corpus.row_texts]

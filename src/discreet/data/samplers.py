@@ -10,7 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,12 @@ Visible = Literal["sum", "each"]
 
 
 class Sampler(ABC):
-    """Base class of samplers: selects the units of each batch and accounts for the sampling."""
+    """Base class of samplers: selects the units of each batch and accounts for the sampling.
+
+    `name` tells its settings from those of `Poisson` and `FixedSize`, which have none.
+    """
+
+    name: ClassVar[str] = ""
 
     @abstractmethod
     def draw(self, step: int, n: int, rng: Rng) -> Indices:
@@ -59,8 +64,8 @@ class Sampler(ABC):
 
     @property
     def facts(self) -> dict[str, float | int | str]:
-        """The public settings, for the results of a run."""
-        return dict(vars(self))
+        """The public settings, for the results of a run, with the name if it has one."""
+        return {**({"name": self.name} if self.name else {}), **vars(self)}
 
 
 @dataclass(frozen=True)
@@ -253,6 +258,8 @@ class TruncatedPoisson(Sampler):
     array([ 0,  5,  9, 10])
     """
 
+    name: ClassVar[str] = "truncated-poisson"
+
     rate: float
     largest: int
 
@@ -295,11 +302,6 @@ class TruncatedPoisson(Sampler):
         noise = _noise_of(event, self, visible)
         return TruncatedSubsampledGaussianDpEvent(n, self.rate, self.largest, noise)
 
-    @property
-    def facts(self) -> dict[str, float | int | str]:
-        """The name and the fields."""
-        return {"name": "truncated-poisson", **vars(self)}
-
 
 @dataclass(frozen=True)
 class RandomAllocation(Sampler):
@@ -311,6 +313,8 @@ class RandomAllocation(Sampler):
     >>> [RandomAllocation(3).draw(step, 5, Rng(7)).tolist() for step in range(3)]
     [[0, 2, 4], [1], [3]]
     """
+
+    name: ClassVar[str] = "random-allocation"
 
     bins: int
 
@@ -359,11 +363,6 @@ class RandomAllocation(Sampler):
         """Return the number of epochs that so many steps begin."""
         return -(-steps // self.bins)
 
-    @property
-    def facts(self) -> dict[str, float | int | str]:
-        """The name and the fields."""
-        return {"name": "random-allocation", **vars(self)}
-
 
 @dataclass(frozen=True)
 class CyclicPoisson(Sampler):
@@ -378,6 +377,8 @@ class CyclicPoisson(Sampler):
     >>> [CyclicPoisson(3, 1.0).draw(step, 5, Rng(7)).tolist() for step in range(4)]
     [[1, 2], [0, 4], [3], [1, 2]]
     """
+
+    name: ClassVar[str] = "cyclic-poisson"
 
     groups: int
     rate: float
@@ -412,11 +413,6 @@ class CyclicPoisson(Sampler):
     def spends(self, steps: int, n: int) -> int:
         """Return the number of cycles that so many steps begin."""
         return -(-steps // self.groups)
-
-    @property
-    def facts(self) -> dict[str, float | int | str]:
-        """The name and the fields."""
-        return {"name": "cyclic-poisson", **vars(self)}
 
 
 def _noise_of(event: DpEvent, sampler: Sampler, visible: Visible) -> float:

@@ -135,16 +135,19 @@ def _quoting(text: str, where: str, separator: str) -> str:
     return "csv" if quoted else "none"
 
 
-def _lines(text: str) -> Iterator[str]:
-    """Yield the lines that are not blank, without their ends."""
+def split_lines(text: str) -> Iterator[str]:
+    """Yield the parts of a text between its line ends, without a copy of the whole text."""
     at = 0
-    while at < len(text):
+    while at <= len(text):
         end = text.find("\n", at)
         end = len(text) if end < 0 else end
-        line = text[at:end].removesuffix("\r")
-        if line:
-            yield line
+        yield text[at:end]
         at = end + 1
+
+
+def _lines(text: str) -> Iterator[str]:
+    """Yield the lines that are not blank, without their ends."""
+    return (line for part in split_lines(text) if (line := part.removesuffix("\r")))
 
 
 def _unquoted(text: str, separator: str) -> Rows:

@@ -244,14 +244,13 @@ def load(
     else:
         corpus = _split_files(corpus, validation, near, label_names is None, strict)
     every_class = label_names is None
-    corpus = _part_of(corpus, rows, share, seed, near, every_class)
-    if max_per_unit is None:
-        return corpus
-    capped = keep_per_unit(corpus, max_per_unit, seed=seed)
-    if every_class and capped.labels is not None:
-        _check_train_classes(capped)
-        _check_classes_left(corpus, capped)
-    return capped
+    if share is not None:
+        corpus = _checked_part(corpus, keep_share(corpus, share, seed=seed, adjacency=near), every_class)
+    elif rows is not None:
+        corpus = _checked_part(corpus, keep_rows(corpus, rows, seed=seed, adjacency=near), every_class)
+    if max_per_unit is not None:
+        corpus = _checked_part(corpus, keep_per_unit(corpus, max_per_unit, seed=seed), every_class)
+    return corpus
 
 
 def _from_files(
@@ -304,7 +303,8 @@ def _split_built_in(corpus: Corpus, name: str, validation: float | str | Path | 
     if validation is None and adjacency is Adjacency.ADD_REMOVE and corpus.units is None:
         validation = HELD_OUT  # split again by text instead of position
     if isinstance(validation, int | float) and not isinstance(validation, bool):
-        return _split_again(corpus, validation, adjacency)
+        corpus = dataclasses.replace(corpus, splits=("train",) * len(corpus), remarks=())
+        return hold_out(corpus, validation, adjacency=adjacency, every_class=False) if validation > 0 else corpus
     if validation is not None:
         raise DataError(f"Expected validation={str(validation)!r} to be a fraction for the built-in corpus {name!r}.")
     return corpus
@@ -336,35 +336,25 @@ def _fraction(validation: float | str | Path | None) -> float | str | Path | Non
         return validation
 
 
-def _part_of(
-    corpus: Corpus, rows: int | None, share: float | None, seed: int, adjacency: Adjacency, every_class: bool
-) -> Corpus:
-    """Return the corpus with a share of its training units, a number of its training rows, or all of them."""
-    if rows is None and share is None:
-        return corpus
-    if share is not None:
-        fewer = keep_share(corpus, share, seed=seed, adjacency=adjacency)
-    else:
-        assert rows is not None
-        fewer = keep_rows(corpus, rows, seed=seed, adjacency=adjacency)
-    if every_class and fewer.labels is not None and fewer is not corpus:
-        _check_train_classes(fewer)
-        _check_classes_left(corpus, fewer)
-    return fewer
-
-
-def _check_classes_left(corpus: Corpus, fewer: Corpus) -> None:
-    """Reject kept training rows that lack a class of the full training rows and the held-out rows."""
-    before, left, other = (
-        {label for label, split in zip(c.labels or (), c.splits, strict=True) if (split == "train") is train}
-        for c, train in ((corpus, True), (fewer, True), (corpus, False))
-    )
-    if missing := (before & other) - left:
+def _checked_part(corpus: Corpus, fewer: Corpus, every_class: bool) -> Corpus:
+    """Return the kept rows; reject training rows that lack a class of the full training rows and the held-out rows."""
+    if not every_class or fewer.labels is None or fewer is corpus:
+        return fewer
+    _check_train_classes(fewer)
+    if missing := (_classes_of(corpus) & _classes_of(corpus, train=False)) - _classes_of(fewer):
         raise DataError(
             f"Expected every class among the kept training rows of {fewer.name!r}, but {len(missing)} of "
             f"{len(fewer.label_names)} classes remain only in held-out rows. Keep more "
             f"({setting('share')}, {setting('rows')}), or use another seed."
         )
+    return fewer
+
+
+def _classes_of(corpus: Corpus, *, train: bool = True) -> set[int]:
+    """Return the classes among the training rows, or among all others."""
+    return {
+        label for label, split in zip(corpus.labels or (), corpus.splits, strict=True) if (split == "train") is train
+    }
 
 
 def _with_label_names(corpus: Corpus, label_names: Sequence[str] | None) -> Corpus:
@@ -531,15 +521,9 @@ def unit_word(column: str) -> str:
 
 
 def _check_train_classes(corpus: Corpus) -> None:
-    assert corpus.labels is not None
-    seen = {label for label, split in zip(corpus.labels, corpus.splits, strict=True) if split == "train"}
+    seen = _classes_of(corpus)
     if len(seen) < 2:
         raise DataError(
             f"Expected at least 2 classes among the training rows of {corpus.name!r}, got {len(seen)}. "
             "Check the label column and the splits."
         )
-
-
-def _split_again(corpus: Corpus, fraction: float, adjacency: Adjacency) -> Corpus:
-    unsplit = dataclasses.replace(corpus, splits=("train",) * len(corpus), remarks=())
-    return hold_out(unsplit, fraction, adjacency=adjacency, every_class=False) if fraction > 0 else unsplit

@@ -21,7 +21,7 @@ from typing import Any
 from discreet.core.errors import DataError, ExtraError, OutputError, did_you_mean, first_line, setting, shown
 from discreet.core.files import write_atomic
 from discreet.data.corpus import check_texts, numbers
-from discreet.data.separated import Layout, read_rows, write_rows
+from discreet.data.separated import Layout, read_rows, split_lines, write_rows
 
 _MOST_NAMES, _LONGEST_NAME, _LONGEST_REASON = 40, 60, 200  # columns in an error, and characters
 
@@ -139,7 +139,7 @@ def _read_json(path: Path, layout: Layout) -> Table:
 def _json_lines(path: Path, text: str) -> list[Any]:
     rows: list[Any] = []
     bad: dict[int, str] = {}
-    for number, line in enumerate(_split_lines(text), start=1):
+    for number, line in enumerate(split_lines(text), start=1):
         if not line or line.isspace():
             continue
         try:
@@ -153,15 +153,6 @@ def _json_lines(path: Path, text: str) -> list[Any]:
             f"({next(iter(bad.values()))}). Write one object per line."
         )
     return rows
-
-
-def _split_lines(text: str) -> Iterator[str]:
-    at = 0
-    while at <= len(text):
-        end = text.find("\n", at)
-        end = len(text) if end < 0 else end
-        yield text[at:end]
-        at = end + 1
 
 
 def _leaves(row: Mapping[str, Any], before: str = "", depth: int = 8) -> Iterator[str]:
@@ -198,10 +189,7 @@ def _read_parquet(path: Path, layout: Layout) -> Table:
         names: Sequence[str] = schema.names
         count = int(file.metadata.num_rows)
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
-        raise DataError(
-            f"Expected a Parquet file at {str(path)!r}. {first_line(error, _LONGEST_REASON).rstrip('.')}; write it "
-            "again."
-        ) from None
+        raise _damaged(f"Expected a Parquet file at {str(path)!r}.", error, "it") from None
     nested = tuple(leaf for kind in schema for leaf in _fields(kind, pyarrow) if leaf not in names)
 
     def read(name: str) -> list[Any]:
@@ -211,13 +199,15 @@ def _read_parquet(path: Path, layout: Layout) -> Table:
             if len(values) != count:
                 raise ValueError(f"It has {len(values)} values for {count} rows")
         except (pyarrow.ArrowException, OSError, ValueError, OverflowError, KeyError) as error:
-            raise DataError(
-                f"Expected to read column {name!r} of {str(path)!r}. "
-                f"{first_line(error, _LONGEST_REASON).rstrip('.')}; write the file again."
-            ) from None
+            raise _damaged(f"Expected to read column {name!r} of {str(path)!r}.", error, "the file") from None
         return values if top == name else [_value({top: value}, name) for value in values]
 
     return Table(str(path), tuple(names), count, read, nested=nested)
+
+
+def _damaged(expected: str, error: Exception, what: str) -> DataError:
+    """Return the error of a Parquet file that cannot be read."""
+    return DataError(f"{expected} {first_line(error, _LONGEST_REASON).rstrip('.')}; write {what} again.")
 
 
 def _fields(column: Any, pyarrow: Any, before: str = "") -> Iterator[str]:
@@ -249,7 +239,6 @@ READERS: dict[str, Callable[[Path, Layout], Table]] = {
 
 
 _LINES = ".txt"
-_LONGEST = 200
 _STDIN = Path("/dev/stdin")
 
 
@@ -372,17 +361,17 @@ def _parquet(columns: Mapping[str, Sequence[Any]]) -> bytes:
         except UnicodeEncodeError:
             raise
         except (pyarrow.ArrowException, OverflowError, ValueError, TypeError) as error:
-            raise DataError(
-                f"Expected values of one type in column {name!r} for Parquet. {first_line(error, _LONGEST)}. Write CSV "
-                "or JSON lines instead."
-            ) from None
+            raise _unsupported(f"values of one type in column {name!r} for Parquet", error) from None
     try:
         pyarrow.parquet.write_table(pyarrow.table(arrays), buffer)
     except pyarrow.ArrowException as error:
-        raise DataError(
-            f"Expected columns that Parquet supports. {first_line(error, _LONGEST)}. Write CSV or JSON lines instead."
-        ) from None
+        raise _unsupported("columns that Parquet supports", error) from None
     return buffer.getvalue()
+
+
+def _unsupported(expected: str, error: Exception) -> DataError:
+    """Return the error of values that a Parquet file cannot hold."""
+    return DataError(f"Expected {expected}. {first_line(error, _LONGEST_REASON)}. Write CSV or JSON lines instead.")
 
 
 def write_whole(path: Path, data: bytes, *, replace: bool = False) -> None:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from discreet.core.errors import invalid, open_probability, whole
 from discreet.core.randomness import Rng
+from discreet.core.types import Leakage
 
 _FEW = 10  # a bootstrap is unreliable for fewer scores
 _AT_ONCE = 2**22  # numbers sampled at a time, to limit memory
@@ -108,6 +109,12 @@ def clopper_pearson(successes: int, trials: int, confidence: float = 0.95) -> tu
     low = float(beta.ppf(tail, successes, trials - successes + 1)) if successes else 0.0
     high = float(beta.ppf(1 - tail, successes + 1, trials - successes)) if successes < trials else 1.0
     return low, high
+
+
+def rate_of(metric: str, successes: int, trials: int, chance: float | None) -> Leakage:
+    """Return a rate as a leakage with its exact interval."""
+    low, high = clopper_pearson(successes, trials)
+    return Leakage(metric, successes / trials, low, high, trials, chance)
 
 
 def share_interval(hits: npt.NDArray[np.bool_], units: npt.NDArray[np.int64]) -> tuple[float, float]:

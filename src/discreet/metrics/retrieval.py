@@ -17,7 +17,7 @@ import numpy.typing as npt
 from discreet.core.errors import invalid
 from discreet.core.randomness import Rng
 from discreet.core.types import Leakage
-from discreet.metrics.intervals import clopper_pearson, score_interval
+from discreet.metrics.intervals import rate_of, score_interval
 from discreet.metrics.text import Embedder, check_lengths, jaccard, unit_rows
 
 Doubles = npt.NDArray[np.float64]
@@ -53,7 +53,9 @@ def retrieval(
     random_rows = (rng.fork("chance").uniform(_DRAWS * len(truths)) * len(index)).astype(np.int64).reshape(_DRAWS, -1)
     same = [float(guess == truth) for guess, truth in zip(guesses, truths, strict=True)]
     counts = Counter(index)
-    leaks = [_rate("identity", same, float(np.mean([counts[text] for text in truths])) / len(index))]
+    leaks = [
+        rate_of("identity", round(sum(same)), len(same), float(np.mean([counts[text] for text in truths])) / len(index))
+    ]
     overlap = [jaccard(guess, truth) for guess, truth in zip(guesses, truths, strict=True)]
     by_chance = [jaccard(index[row], truths[i]) for rows in random_rows for i, row in enumerate(rows.tolist())]
     leaks.append(_mean("jaccard", overlap, float(np.mean(by_chance)), rng))
@@ -61,7 +63,11 @@ def retrieval(
     if guessed_labels is not None and true_labels is not None and index_labels is not None:
         agree = [float(a == b) for a, b in zip(guessed_labels, true_labels, strict=True)]
         random_labels = np.asarray(index_labels)[random_rows]
-        leaks.append(_rate("same_label", agree, float((random_labels == np.asarray(true_labels)).mean())))
+        leaks.append(
+            rate_of(
+                "same_label", round(sum(agree)), len(agree), float((random_labels == np.asarray(true_labels)).mean())
+            )
+        )
     if embed is not None:
         leaks.append(_cosine("embedding_cosine", _unit_vectors(embed), guesses, truths, index, random_rows, rng))
     return tuple(leaks)
@@ -90,7 +96,7 @@ def recovered(
     recovered_0.95 0.500 [0.013, 0.987] (n = 2)
     """
     cosines = matched_cosines(guesses, truths)
-    return _rate(f"recovered_{threshold:g}", (cosines >= threshold).astype(float).tolist(), chance)
+    return rate_of(f"recovered_{threshold:g}", int((cosines >= threshold).sum()), len(cosines), chance)
 
 
 def matched_cosines(guesses: npt.ArrayLike, truths: npt.ArrayLike) -> Doubles:
@@ -138,11 +144,6 @@ def _tfidf(index: Sequence[str]) -> Callable[[Sequence[str]], Any]:
 
 def _unit_vectors(embed: Embedder) -> Callable[[Sequence[str]], Doubles]:
     return lambda texts: unit_rows(embed(texts))
-
-
-def _rate(metric: str, hits: Sequence[float], chance: float | None) -> Leakage:
-    low, high = clopper_pearson(round(sum(hits)), len(hits))
-    return Leakage(metric, float(np.mean(hits)), low, high, len(hits), chance)
 
 
 def _mean(metric: str, values: Sequence[float], chance: float, rng: Rng) -> Leakage:

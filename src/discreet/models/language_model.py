@@ -15,7 +15,7 @@ from discreet.core.errors import Message, ModelError, first_line, invalid, non_n
 from discreet.core.errors import whole as at_least
 from discreet.core.randomness import Rng
 from discreet.core.task import Task
-from discreet.models.base import TextModel, choose_trainable, set_dropout
+from discreet.models.base import TextModel, choose_trainable, evaluating, set_dropout
 from discreet.models.encoder import Encoder, assemble, load_encoder, quiet, safetensors_of
 from discreet.models.settings import ModelSettings
 from discreet.models.smollm2 import SMOLLM2, smollm2_folder
@@ -270,12 +270,10 @@ class LanguageModel(TextModel):
             pad_token_id=self.tokenizer.pad_token_id,
             eos_token_id=self.tokenizer.eos_token_id,
         )
-        training = self.training
-        self.eval()
-        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []), quiet():
+        devices = [self.device] if self.device.type == "cuda" else []
+        with evaluating(self), torch.random.fork_rng(devices=devices), quiet():
             torch.manual_seed(rng.fork("generate").seed())
             rows = self.network.generate(given, attention_mask=torch.ones_like(given), generation_config=settings)
-        self.train(training)
         texts = [str(self.tokenizer.decode(row[len(ids) :], skip_special_tokens=True)) for row in rows]
         return texts * (count if not temperature else 1)
 
@@ -326,15 +324,12 @@ def _check_causal(network: Any, tokenizer: Any, name: str) -> None:
             f"{len(tokenizer)}. Call model.resize_token_embeddings(len(tokenizer)) and save it again."
         )
     ids = torch.arange(1, _PROBE + 1, device=head.weight.device).clamp_max(head.out_features - 1)[None]
-    training = network.training
-    network.eval()
-    with torch.no_grad():
+    with evaluating(network), torch.no_grad():
         scores = network(input_ids=ids).logits
         parts = head(network.base_model(input_ids=ids).last_hidden_state)
         other = ids.clone()
         other[0, -1] = 0
         later = network(input_ids=other).logits
-    network.train(training)
     if not _same(scores[:, :-1], later[:, :-1]):
         raise ModelError(f"Expected a causal language model, but {kind} lets a token see those after it.")
     if not _same(scores, parts):

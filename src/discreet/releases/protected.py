@@ -130,7 +130,7 @@ def epsilon_by_adjacency(
     the release is known. The batch is known, so absence is visible: there is no epsilon under add/remove.
     """
     if protect is None or not protect.samples_units:
-        return {} if stated is None else {stated.adjacency.value: stated.epsilon if stated.exists else None}
+        return stated_epsilon(stated)
     from discreet.accounting.interpret import guarantee
 
     columns: dict[str, float | None] = dict.fromkeys(adjacency.value for adjacency in Adjacency)
@@ -141,6 +141,11 @@ def epsilon_by_adjacency(
             )
             columns[adjacency.value] = result.epsilon if result.exists else None
     return columns
+
+
+def stated_epsilon(stated: Guarantee | None) -> dict[str, float | None]:
+    """Return the epsilon of a guarantee by its adjacency, None if it is infinite; empty without a guarantee."""
+    return {} if stated is None else {stated.adjacency.value: stated.epsilon if stated.exists else None}
 
 
 def protection_of(

@@ -15,7 +15,7 @@ from discreet.core.task import Task
 from discreet.data.batches import Tokens, Vectors, tokenise, tokens_for
 from discreet.data.corpus import Corpus
 from discreet.metrics.utility import Quality, by_class, language_quality, quality
-from discreet.models.base import TextModel
+from discreet.models.base import TextModel, evaluating
 from discreet.models.build import matched
 from discreet.models.classifier import Classifier, classifier_of
 from discreet.models.language_model import LanguageModel, token_losses
@@ -65,17 +65,14 @@ def represent(
 
     Guarantee: none, the vectors of an encoder reveal the text.
     """
-    was_training = model.training
-    model.eval()
     out = torch.empty(len(tokens), model.width, device=model.device)
     done = 0
-    with autocast(model.device, precision):
+    with evaluating(model), autocast(model.device, precision):
         for rows in by_length(tokens.lengths, _TOKENS_AT_ONCE[model.device.type]):
             out[torch.from_numpy(rows).to(model.device)] = _represented(model, tokens, rows)
             done += len(rows)
             if encoded is not None:
                 encoded(done, len(tokens))
-    model.train(was_training)
     return out
 
 
@@ -108,12 +105,9 @@ def predict(
     """
     if isinstance(rows, Corpus):
         rows = tokenise(rows, model.tokenizer, model.max_length, model.device)
-    was_training = model.training
-    model.eval()
-    with autocast(model.device, precision):
+    with evaluating(model), autocast(model.device, precision):
         vectors = rows.vectors if isinstance(rows, Vectors) else represent(model, rows, precision)
         scores = _answers(model, vectors, query or model.query)
-    model.train(was_training)
     return Predictions(scores.cpu().numpy(), model.task, rows.truncated)
 
 
@@ -197,14 +191,11 @@ def token_totals(
 
     Guarantee: none for the rows.
     """
-    was_training = model.training
-    model.eval()
     losses, counts, hits = (np.zeros(len(tokens)) for _ in range(3))
-    with autocast(model.device, precision):
+    with evaluating(model), autocast(model.device, precision):
         for rows in by_length(tokens.lengths, _TOKENS_AT_ONCE[model.device.type] // _LESS_FOR_SCORES):
             scores, targets, mask = model.token_scores(tokens.batch(rows).inputs)
             losses[rows] = (token_losses(scores, targets) * mask).sum(dim=1).double().cpu().numpy()
             counts[rows] = mask.sum(dim=1).cpu().numpy()
             hits[rows] = ((scores.argmax(dim=-1) == targets) & mask).sum(dim=1).cpu().numpy()
-    model.train(was_training)
     return losses, counts, hits

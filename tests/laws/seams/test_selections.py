@@ -23,7 +23,6 @@ from discreet.core.randomness import Rng
 from discreet.data.canaries import plant_labels, plant_secrets
 from discreet.data.corpus import Corpus
 from discreet.data.partition import (
-    EXACT,
     Purpose,
     clients_by_unit,
     dirichlet_clients,
@@ -41,6 +40,7 @@ from discreet.data.sources import Columns, load
 SOURCE = Path(__file__).parents[3] / "src" / "discreet"
 CORPORA = [pytest.param(range(50), id=""), pytest.param(range(50, 200), id="more", marks=pytest.mark.slow)]
 ZERO, ADD = Adjacency.ZERO_OUT, Adjacency.ADD_REMOVE
+EXACT = {Purpose.ROWS, Purpose.EQUAL_CLIENTS}  # selections of an exact number, rejected under add/remove
 TAG = "tag"  # every text begins with the number of the row it was before anything was removed
 
 

@@ -10,11 +10,11 @@ import dataclasses
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from discreet.accounting.events import DpEvent
 from discreet.accounting.risk import most_exposure, most_true_positives
@@ -40,26 +40,26 @@ from discreet.attacks.extraction.exposure import (
     chance_exposure,
     exposure,
 )
+from discreet.attacks.membership.signals import Floats
 from discreet.core.errors import DataError, UnsupportedError, setting
-from discreet.core.guarantee import Adjacency, Caveat
+from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng
-from discreet.core.types import MODEL, Knowledge, Leakage, ModelRelease
+from discreet.core.types import Knowledge, Leakage, ModelRelease
 from discreet.data.batches import Tokens, Vectors, tokens_for
 from discreet.data.canaries import Canary
 from discreet.data.corpus import Corpus
 from discreet.experiment.attack.request import AttackRequest, Callbacks, Example, Findings, Progress
-from discreet.experiment.attack.scene import Scene, Target
+from discreet.experiment.attack.scene import Scene, Target, findings_of_model
 from discreet.experiment.attack.signals import outputs_of, token_scores
 from discreet.metrics.categories import fragments, table_of_items
-from discreet.metrics.intervals import clopper_pearson, score_interval
+from discreet.metrics.intervals import rate_of, score_interval
+from discreet.metrics.text import leakage_of
 from discreet.models.base import TextModel
 from discreet.models.build import matched
 from discreet.models.encode import ready
 from discreet.models.language_model import LanguageModel
-from discreet.releases.description import model_facts
 from discreet.training.evaluate import represent
 
-Floats = npt.NDArray[np.float64]
 TRAIN = "train"
 EXPOSURE, NAMED = "exposure", "secrets_named"
 EXTRACTABLE = {1: "extractable_at_1", 1_000: "extractable_at_1000", 1_000_000: "extractable_at_1000000"}
@@ -82,7 +82,6 @@ def extract(request: AttackRequest, scene: Scene, callbacks: Callbacks) -> Findi
     """
     attack, target = request.attack, scene.target
     assert target is not None
-    measured: Measured
     if isinstance(attack, CanaryExposure):
         measured = _expose(attack, request, scene, target, callbacks.progress)
     elif isinstance(attack, DiscoverableExtraction):
@@ -91,21 +90,8 @@ def extract(request: AttackRequest, scene: Scene, callbacks: Callbacks) -> Findi
         measured = _invert(attack, request, scene, target, callbacks.progress)
     else:
         raise UnsupportedError(f"Expected an attack on what a model memorized, got {request.label}.")
-    facts = {
-        **model_facts(scene.model, scene.origin, target.choices.protect),
-        "scope": MODEL,
-        "given": ["the model, which it can query", *measured.given],
-    }
-    return Findings(
-        leakages=measured.leakages,
-        examples=measured.examples,
-        release=facts,
-        guarantee=target.guarantee,
-        epsilon_by_adjacency=_epsilon(target),
-        bounds=measured.bounds,
-        details=measured.details,
-        verdict=measured.verdict,
-    )
+    found = dict(vars(measured))
+    return findings_of_model(scene, ["the model, which it can query", *found.pop("given")], {}, **found)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,11 +139,13 @@ def measure_exposure(
     spread = target.choices.canaries is not None and target.choices.canaries.spread
     certified = proven(target)
     table: list[dict[str, Any]] = []
+    by_copies: list[Leakage] = []
     for copies, places in sorted(groups.items()):
         units = copies if spread else 1
         space = max(_ranked_among(exposures[place]) for place in places)
         bound = None if certified is None else most_exposure(certified[0], space, certified[1], copies=units)
         leakage = _mean_exposure(f"{EXPOSURE}_{copies}", [exposures[place] for place in places], rng)
+        by_copies.append(leakage)
         table.append(
             {
                 "copies": copies,
@@ -172,8 +160,7 @@ def measure_exposure(
             }
         )
     overall = _mean_exposure(EXPOSURE, exposures, rng)
-    low, high = clopper_pearson(sum(named), len(named))
-    leakages = [overall, Leakage(NAMED, float(np.mean(named)), low, high, len(named), 1 / size)]
+    leakages = [overall, rate_of(NAMED, sum(named), len(named), 1 / size)]
     bounds: dict[str, float] = {}
     if certified is not None and not spread:
         event, adjacency = certified
@@ -182,10 +169,7 @@ def measure_exposure(
             NAMED: most_true_positives(event, 1 / size, adjacency),
         }
     if len(groups) > 1:
-        leakages += [
-            Leakage(f"{EXPOSURE}_{row['copies']}", row["mean"], row["low"], row["high"], row["canaries"], row["chance"])
-            for row in table
-        ]
+        leakages += by_copies
         bounds |= {f"{EXPOSURE}_{row['copies']}": row["bound"] for row in table if row["bound"] is not None}
     details = {
         "exposure": table,
@@ -220,25 +204,12 @@ def p_value(exposures: Sequence[Exposure]) -> float:
 
 
 def proven(target: Target) -> tuple[DpEvent, Adjacency] | None:
-    """Return what the training cost, for bounds on every attack, or None if nothing is proven about the model.
-
-    A fixed seed of the noise does not invalidate them: the attacks here do not use it.
-    """
-    stated, event, adjacency = target.guarantee, target.event, target.adjacency
-    if stated is None or event is None or adjacency is None:
-        return None
-    if not stated.without_caveat(Caveat.FIXED_SEED).certified:
-        return None
-    try:
-        most_true_positives(event, 0.5, adjacency)
-    except UnsupportedError:
-        return None
-    return event, adjacency
-
-
-def _epsilon(target: Target) -> dict[str, float | None]:
-    stated = target.guarantee
-    return {} if stated is None else {stated.adjacency.value: stated.epsilon if stated.exists else None}
+    """Return what the training cost if it bounds every attack, or None if nothing is proven about the model."""
+    with suppress(UnsupportedError):
+        if target.certified is not None:
+            most_true_positives(target.certified[0], 0.5, target.certified[1])
+            return target.certified
+    return None
 
 
 def _mean_exposure(metric: str, exposures: Sequence[Exposure], rng: Rng) -> Leakage:
@@ -354,12 +325,13 @@ def _discover(
     guess = attack.run(ModelRelease(scene.model, guarantee=target.guarantee), knows, rng.fork("attack"))
     shares = extractable_shares(logs)
     of_unseen = extractable_shares(others) if len(others) else None
+    n = len(logs)
     leakages = [
-        _share(name, shares[_EVEN][place], len(logs), None if of_unseen is None else of_unseen[_EVEN][place])
-        for place, name in ((TRIALS.index(n), name) for n, name in EXTRACTABLE.items())
+        rate_of(name, round(n * shares[_EVEN][place]), n, None if of_unseen is None else of_unseen[_EVEN][place])
+        for place, name in ((TRIALS.index(trials), name) for trials, name in EXTRACTABLE.items())
     ]
     certain = [float(np.mean(part == 0.0)) for part in greedy]
-    leakages.append(_share(GREEDY, certain[0], len(logs), certain[1] if len(certain) > 1 else None))
+    leakages.append(rate_of(GREEDY, round(n * certain[0]), n, certain[1] if len(certain) > 1 else None))
     bounds: dict[str, float] = {}
     of_canaries = _extract_canaries(model, target, attack.sampling)
     if of_canaries is not None:
@@ -390,11 +362,6 @@ def _long_enough(
     sample = [texts[place] for place in order]
     cut = prompts_of(model, sample, attack.prefix, attack.suffix)
     return sample, [prompt for prompt in cut if prompt is not None]
-
-
-def _share(metric: str, share: float, n: int, chance: float | None) -> Leakage:
-    low, high = clopper_pearson(round(share * n), n)
-    return Leakage(metric, share, low, high, n, chance)
 
 
 def _examples(
@@ -486,21 +453,19 @@ def _invert(
         for other in range(len(typical))
         if other != number
     ]
-    low, high = score_interval(values, rng=Rng(request.seed).fork("interval"))
-    mean, chance = float(np.mean(values)), float(np.mean(chances))
+    leakage = leakage_of(CLASS_WORDS, values, chances, Rng(request.seed))
     rows = [
         {"class": model.label_names[number], "text": text, "probability": score, "typical_words": value}
         for number, text, score, value in zip(classes, guess.texts, guess.scores, values, strict=True)
     ]
     verdict = (
-        f"Of the words in the texts that the classes like best, {mean:.1%} are typical of their class in the training "
-        f"text; {chance:.1%} are typical of another."
+        f"Of the words in the texts that the classes like best, {leakage.value:.1%} are typical of their class in the "
+        f"training text; {leakage.chance:.1%} are typical of another."
     )
     examples = tuple(
         Example(str(row["class"]), str(row["text"]), {CLASS_WORDS: float(value)}, number)
         for number, (row, value) in enumerate(zip(rows, values, strict=True))
     )
-    leakage = Leakage(CLASS_WORDS, mean, min(low, mean), max(high, mean), len(values), chance)
     return Measured((leakage,), verdict, [], {"classes": rows}, {}, examples)
 
 

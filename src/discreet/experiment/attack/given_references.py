@@ -16,11 +16,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from scipy.stats import hypergeom
 
-from discreet.attacks.membership.signals import Outputs
+from discreet.attacks.membership.signals import Bools, Ints, Outputs
 from discreet.core.errors import DataError, ModelError, invalid, setting
 from discreet.data.batches import Vectors, tokens_for
 from discreet.data.corpus import Corpus
@@ -32,8 +31,6 @@ from discreet.models.build import matched
 from discreet.models.classifier import Classifier
 from discreet.runs.folder import Run, is_run, load_run
 
-Bools = npt.NDArray[np.bool_]
-Ints = npt.NDArray[np.int64]
 STAGE = "asking reference models"
 # Of a run whose training rows do not depend on who is a member, one in ten thousand is rejected.
 _LEVEL = 1e-4
@@ -123,11 +120,11 @@ class GivenReferences:
             if vectors is None or not _same_vectors(model, target):
                 collected.append(outputs_of(model, tokens_for(model, labelled.take(rows))))
                 continue
-            batch = vectors.batch(rows)
-            targets = batch.targets
+            own = vectors.take(rows)
             if labelled.labels is not None:
-                targets = torch.tensor(np.asarray(labelled.labels)[rows], device=targets.device)
-            collected.append(outputs_of(model, Vectors(batch.inputs["vectors"], targets)))
+                labels = torch.tensor(np.asarray(labelled.labels)[rows], device=own.targets.device)
+                own = replace(own, targets=labels)
+            collected.append(outputs_of(model, own))
         progress(STAGE, len(self.models), len(self.models))
         return stacked(collected)
 
@@ -154,10 +151,16 @@ def _same_vectors(model: TextModel, target: TextModel) -> bool:
     """Return whether two models have the same frozen encoder, so that its vectors serve both."""
     if not isinstance(model, Classifier) or not isinstance(target, Classifier):
         return False
-    same = replace(model.settings, head="linear", hidden=(), pooler=None, dropout=None)
-    if same != replace(target.settings, head="linear", hidden=(), pooler=None, dropout=None):
-        return False
-    own, its = model.encoder.state_dict(), target.encoder.state_dict()
+    one, other = (
+        replace(settings, head="linear", hidden=(), pooler=None, dropout=None)
+        for settings in (model.settings, target.settings)
+    )
+    return one == other and same_encoder(model, target)
+
+
+def same_encoder(model: TextModel, other: TextModel) -> bool:
+    """Return whether the encoders of two models have the same weights."""
+    own, its = model.encoder.state_dict(), other.encoder.state_dict()
     return own.keys() == its.keys() and all(torch.equal(value, its[name]) for name, value in own.items())
 
 

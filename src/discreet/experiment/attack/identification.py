@@ -13,12 +13,12 @@ from discreet.attacks.identification import Floats, Identified, direction_sweep,
 from discreet.core.errors import UnsupportedError, invalid, setting
 from discreet.core.guarantee import Adjacency, Caveat
 from discreet.core.randomness import Rng
-from discreet.core.types import TRAINING, UPDATE, Leakage
+from discreet.core.types import TRAINING, UPDATE
 from discreet.data.corpus import Corpus
 from discreet.data.samplers import FixedSize, Poisson
 from discreet.experiment.attack.request import AttackRequest, Callbacks, Findings, Updates, sampling_rate
 from discreet.mechanisms.von_mises_fisher import VonMisesFisher
-from discreet.metrics.intervals import clopper_pearson
+from discreet.metrics.intervals import rate_of
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
 from discreet.releases.description import NOISY, Misfit, gradient_facts
@@ -50,7 +50,6 @@ def identify(request: AttackRequest, scene: Scene, callbacks: Callbacks) -> Find
     count = DEFAULT_CANDIDATES if request.candidates is None else request.candidates
     rows = scene.draw(count, rng.fork("rows"), max_words=request.max_words, what="candidates")
     result = _simulate(request, scene, rows, rng.fork("draws"))
-    low, high = clopper_pearson(result.hits, result.draws)
     event, updates = _event(request), request.updates
     stated = None
     if request.protect is not None:
@@ -65,8 +64,7 @@ def identify(request: AttackRequest, scene: Scene, callbacks: Callbacks) -> Find
         ).with_caveats(frozenset() if updates is None else updates.caveats)
     proven = updates is None or updates.certified
     return Findings(
-        leakages=(Leakage(METRIC, result.success, low, high, result.draws, result.chance),),
-        examples=(),
+        leakages=(rate_of(METRIC, result.hits, result.draws, result.chance),),
         release=_facts(request, scene, count),
         guarantee=stated,
         epsilon_by_adjacency=epsilon_by_adjacency(request.protect, request.delta, event=event),
@@ -130,16 +128,11 @@ def updates_of_run(run: Run, protect: Any) -> Updates | None:
     if not isinstance(stored, dict) or not metrics.get("steps") or not units:
         return None
     steps = int(metrics.get("counted_steps") or metrics["steps"])  # a run that stopped early costs as much as its plan
-    sampler: Poisson | FixedSize | None = None
-    if "name" in stored:
+    if "name" in stored or not stored.keys() & {"rate", "size"}:
         return None  # the updates of other samplers are not independent
-    if "rate" in stored:
-        sampler = Poisson(float(stored["rate"]))
-    elif "size" in stored:
-        sampler = FixedSize(int(stored["size"]))
+    sampler = Poisson(float(stored["rate"])) if "rate" in stored else FixedSize(int(stored["size"]))
     rate = sampling_rate(sampler, units)
-    if sampler is None or rate is None:
-        return None
+    assert rate is not None
     step = _UNPROTECTED if protect is None else protect.step_cost(sampler, 0, units)[0]
     stated = metrics.get("guarantee") or {}
     # A fixed seed does not invalidate the bound: the attacked noise is simulated here.

@@ -7,29 +7,29 @@ unit is never on both sides.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from discreet.accounting.risk import most_true_positives_at
 from discreet.attacks.base import Need
-from discreet.attacks.membership.signals import MembershipAttack, References, Signals, TokenScores
+from discreet.attacks.membership.signals import Bools, Floats, Ints, MembershipAttack, References, Signals, TokenScores
 from discreet.attacks.membership.thresholds import Neighbourhood
 from discreet.core.errors import DataError, DiscreetError, UnsupportedError, invalid, setting
-from discreet.core.guarantee import Caveat, Strength, strength
+from discreet.core.guarantee import Strength, strength
 from discreet.core.randomness import Rng
-from discreet.core.types import MODEL, Knowledge, Leakage, ModelRelease
+from discreet.core.types import Knowledge, Leakage, ModelRelease
 from discreet.data.batches import Tokens, Vectors, tokens_for
 from discreet.data.corpus import Corpus
-from discreet.experiment.attack.given_references import GivenReferences, too_few
+from discreet.experiment.attack.given_references import GivenReferences, same_encoder, too_few
 from discreet.experiment.attack.neighbours import neighbour_losses
 from discreet.experiment.attack.request import AttackRequest, Callbacks, Findings, Progress
-from discreet.experiment.attack.scene import Scene, Target, text_keys
+from discreet.experiment.attack.scene import Scene, Target, findings_of_model, text_keys
 from discreet.experiment.attack.signals import (
     ReferenceText,
     fresh_model,
@@ -44,11 +44,7 @@ from discreet.models.base import TextModel
 from discreet.models.build import matched
 from discreet.models.encode import encode
 from discreet.models.language_model import LanguageModel
-from discreet.releases.description import model_facts
 
-Bools = npt.NDArray[np.bool_]
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 TRAIN = "train"
 MOST_ROWS = 1000  # members, and non-members, that are asked about by default where each costs a pass of the network
 _POPULATION_SHARE, _POPULATION_UNITS = 0.3, 1000  # non-members that the attacker has, of those there are, and at most
@@ -112,18 +108,11 @@ def attack_members(request: AttackRequest, scene: Scene, callbacks: Callbacks) -
     leakages = measure(scored, float(guess.details["threshold"]))
     certificate = Certificate.of(target)
     bounds = {} if certificate is None else certificate.bounds()
-    return Findings(
+    return findings_of_model(
+        scene,
+        given(signals, candidates, target, request),
+        {"members": len(scored.members), "others": len(scored.others)},
         leakages=leakages,
-        examples=(),
-        release={
-            **model_facts(scene.model, scene.origin, target.choices.protect),
-            "scope": MODEL,
-            "members": len(scored.members),
-            "others": len(scored.others),
-            "given": given(signals, candidates, target, request),
-        },
-        guarantee=target.guarantee,
-        epsilon_by_adjacency=_epsilon(target),
         preparing=preparing,
         bounds=bounds,
         details={
@@ -132,7 +121,7 @@ def attack_members(request: AttackRequest, scene: Scene, callbacks: Callbacks) -
             "loss_tail": tail_of_losses(signals, candidates, rng.fork("tail")),
             "riskiest": [] if attack.by_unit else riskiest(scored, candidates),
             "left_out": candidates.left_out,
-            "warnings": warnings_of(leakages, scored, candidates),
+            "warnings": list(warnings_of(leakages, scored, candidates)),
         },
         verdict=verdict_of(leakages, bounds),
     )
@@ -337,7 +326,7 @@ def encoded(scene: Scene, target: Target, corpus: Corpus, rows: Ints, progress: 
         return tokens_for(model, corpus.take(rows))
     if key not in scene.cache:
         watch = partial(progress, "encoding")
-        reader = _same_encoder(scene, target, corpus)
+        reader = _reader(scene, target, corpus)
         splits = np.array(corpus.splits)
         vectors = torch.empty(len(corpus), model.width, device=model.device)
         targets: torch.Tensor | None = None
@@ -349,11 +338,10 @@ def encoded(scene: Scene, target: Target, corpus: Corpus, rows: Ints, progress: 
         assert targets is not None
         scene.cache[key] = Vectors(vectors, targets.to(model.device))
     every: Vectors = scene.cache[key]
-    batch = every.batch(rows)
-    return Vectors(batch.inputs["vectors"], batch.targets)
+    return every.take(rows)
 
 
-def _same_encoder(scene: Scene, target: Target, corpus: Corpus) -> TextModel:
+def _reader(scene: Scene, target: Target, corpus: Corpus) -> TextModel:
     """Return a model whose vectors are those of the target, and which the cache knows: the one it started from.
 
     The cache names vectors by the file of the encoder, and a run folder has a file of its own.
@@ -362,8 +350,7 @@ def _same_encoder(scene: Scene, target: Target, corpus: Corpus) -> TextModel:
         return scene.model
     with suppress(DiscreetError):
         fresh = fresh_model(target.choices, scene.model, corpus, Rng(0))
-        own, its = scene.model.encoder.state_dict(), fresh.encoder.state_dict()
-        if own.keys() == its.keys() and all(torch.equal(value, its[name]) for name, value in own.items()):
+        if same_encoder(scene.model, fresh):
             return fresh.eval()
     return scene.model
 
@@ -390,17 +377,14 @@ class Certificate:
 
     @classmethod
     def of(cls, target: Target) -> Certificate | None:
-        """Return the certificate of a model, or None if nothing is proven about it.
-
-        The attacks here do not use a fixed seed of the noise, so that it does not invalidate the bound for them.
-        """
-        stated, event, adjacency = target.guarantee, target.event, target.adjacency
-        if stated is None or event is None or adjacency is None:
+        """Return the certificate of a model, or None if nothing is proven about it."""
+        if target.guarantee is None or target.certified is None:
             return None
-        if not stated.without_caveat(Caveat.FIXED_SEED).certified:
-            return None
+        event, adjacency = target.certified
         rates = np.unique(np.concatenate([_GRID, metric.RATES]))
-        if strength(stated.epsilon) is Strength.NONE:  # the curve is 1 nearly everywhere, and takes minutes to compute
+        if (
+            strength(target.guarantee.epsilon) is Strength.NONE
+        ):  # the curve is 1 nearly everywhere, and takes minutes to compute
             return cls(np.ones(len(rates)), rates)
         with suppress(UnsupportedError):
             return cls(most_true_positives_at(event, rates.tolist(), adjacency), rates)
@@ -462,46 +446,44 @@ def riskiest(scored: Scored, candidates: Candidates) -> list[dict[str, Any]]:
     ]
 
 
-def given(signals: Signals, candidates: Candidates, target: Target, request: AttackRequest) -> list[str]:
-    """Return, in words, everything that the attacker has besides the model."""
-    what = ["the texts asked about" + (", with their labels" if signals.labels is not None else "")]
+def given(signals: Signals, candidates: Candidates, target: Target, request: AttackRequest) -> Iterator[str]:
+    """Yield, in words, everything that the attacker has besides the model."""
+    yield "the texts asked about" + (", with their labels" if signals.labels is not None else "")
     if signals.population is not None:
-        what.append(f"{len(candidates.population):,} texts that were not in the training data")
+        yield f"{len(candidates.population):,} texts that were not in the training data"
     if signals.references is not None and request.references_from:
         known = "some of the texts" if signals.references.included.any() else "none of the texts"
-        what.append(f"{signals.references.count} reference models of its own, which saw {known} asked about")
+        yield f"{signals.references.count} reference models of its own, which saw {known} asked about"
     elif signals.references is not None:
         protected = request.references_protected
         how = "" if target.choices.protect is None else (", under its protection" if protected else ", unprotected")
-        what.append(
+        yield (
             f"{signals.references.count} reference models, trained like the target on random halves of "
             f"{len(candidates.pool):,} texts{how}"
         )
     if signals.neighbours is not None:
-        what.append(f"{signals.neighbours.shape[1]} altered versions of each text")
+        yield f"{signals.neighbours.shape[1]} altered versions of each text"
     if signals.tokens is not None:
-        what.append("the model that the target was fine-tuned from")
+        yield "the model that the target was fine-tuned from"
     if target.choices.protect is not None:
-        what.append("the settings of the protection")
-    return what
+        yield "the settings of the protection"
 
 
-def warnings_of(leakages: tuple[Leakage, ...], scored: Scored, candidates: Candidates) -> list[str]:
-    """Return what a reader must know about the figures, one sentence each."""
-    warnings = []
+def warnings_of(leakages: tuple[Leakage, ...], scored: Scored, candidates: Candidates) -> Iterator[str]:
+    """Yield what a reader must know about the figures, one sentence each."""
     if candidates.uncovered:
-        warnings.append(
+        yield (
             f"{candidates.uncovered:,} rows are not asked about: fewer than two reference models were trained without "
             "them."
         )
     if candidates.left_out:
-        warnings.append(
+        yield (
             f"{candidates.left_out:,} rows are neither members nor non-members: another unit has the same text in "
             "the training data, or they are held-out rows of a unit in it."
         )
     auc = leakages[0]
     if metric.is_below_chance(auc):
-        warnings.append(
+        yield (
             f"AUC is significantly below one half ({auc.value:.3f}, at most {auc.high:.3f}): the attack orders texts "
             "the wrong way round, so that members and non-members differ in more than membership. Do not read it as "
             "protection."
@@ -511,11 +493,10 @@ def warnings_of(leakages: tuple[Leakage, ...], scored: Scored, candidates: Candi
     if missing:
         shown = _and([f"{100 * rate:g}%" for rate in missing])
         least = _and([f"{round(1 / rate):,}" for rate in missing])
-        warnings.append(
+        yield (
             f"There are {len(scored.others):,} non-members, too few to show a false-positive rate of {shown}: that "
             f"needs at least {least}."
         )
-    return warnings
 
 
 def verdict_of(leakages: tuple[Leakage, ...], bounds: dict[str, float]) -> str:
@@ -549,8 +530,3 @@ def _percent(share: float) -> str:
 
 def _at_most(share: float) -> str:
     return f"{np.ceil(1000 * share * (1 - 1e-12)) / 10:g}%"
-
-
-def _epsilon(target: Target) -> dict[str, float | None]:
-    stated = target.guarantee
-    return {} if stated is None else {stated.adjacency.value: stated.epsilon if stated.exists else None}

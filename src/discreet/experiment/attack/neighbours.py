@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from discreet.attacks.membership.signals import Floats, Ints
 from discreet.core.errors import UnsupportedError
 from discreet.core.randomness import Rng
 from discreet.data.batches import Tokens, tokens_for
@@ -18,8 +19,6 @@ from discreet.experiment.attack.request import Progress
 from discreet.experiment.attack.signals import outputs_of
 from discreet.models.base import TextModel
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 STAGE = "asking about altered texts"
 _CLOSEST = 10  # tokens of the vocabulary that a token may be replaced by
 _TEXTS_AT_ONCE = 64
@@ -111,11 +110,5 @@ def versions(tokens: Tokens, close: Close, count: int, rng: Rng) -> Tokens:
     device = tokens.targets.device
     columns = {name: column.repeat_interleave(count, dim=0) for name, column in tokens.columns.items()}
     columns["input_ids"] = torch.from_numpy(altered).to(device, tokens.columns["input_ids"].dtype)
-    return Tokens(
-        columns,
-        np.repeat(tokens.lengths, count),
-        tokens.targets.repeat_interleave(count, dim=0),
-        tokens.truncated,
-        tokens.pad_to,
-        tokens.pad_id,
-    )
+    targets = tokens.targets.repeat_interleave(count, dim=0)
+    return replace(tokens, columns=columns, lengths=np.repeat(tokens.lengths, count), targets=targets)

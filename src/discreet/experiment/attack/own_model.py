@@ -13,7 +13,7 @@ from discreet.data.corpus import Corpus
 from discreet.experiment.attack.request import DEFAULT_METRICS, AttackRequest, AttackResult
 from discreet.experiment.attack.runner import attack_once
 from discreet.experiment.attack.scene import Scene
-from discreet.models.base import TextModel
+from discreet.models.base import TextModel, evaluating
 from discreet.models.classifier import Classifier
 from discreet.models.language_model import LanguageModel
 from discreet.models.sequence_classifier import base_of
@@ -86,12 +86,8 @@ def attack(
         noise_seed=noise_seed,
         candidates=candidates,
     )
-    training = own.training
-    own.eval()
-    try:
+    with evaluating(own):
         return attack_once(request, scene)
-    finally:
-        own.train(training)
 
 
 def wrapped(

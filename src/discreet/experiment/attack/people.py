@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import numpy as np
 
 from discreet.attacks.base import Need
 from discreet.attacks.extraction.attribute import AttributeInference
-from discreet.attacks.extraction.linkage import Linkage, Register, register_of
+from discreet.attacks.extraction.linkage import Linkage, Register, dates_in, register_of
 from discreet.attacks.extraction.pseudonyms import PseudonymDictionary, pseudonymizer
 from discreet.core.errors import DataError, UnsupportedError, first_line, invalid, setting
 from discreet.core.guarantee import Guarantee
@@ -40,24 +39,7 @@ LABEL = "label"
 _GENERATED_TOKENS = 100  # of a generated note
 _PUBLIC_ROWS = 1000  # public rows that the attacker encodes for attribute inference
 
-
-@dataclass(frozen=True)
-class Outcome:
-    """What an attack on people got right, by text, its chance level, and what a report shows besides.
-
-    `people` names the person of each text, so that the interval counts people, and not their texts; None where each
-    text is drawn independently.
-    """
-
-    right: Sequence[bool]
-    chance: float
-    metric: str
-    examples: tuple[Example, ...]
-    release: Mapping[str, Any]
-    details: Mapping[str, Any]
-    verdict: str
-    guarantee: Guarantee | None = None
-    people: Sequence[str] | None = None
+Judged = tuple[str, str, bool]  # the truth, the guess, and whether it is right
 
 
 def attack_people(request: AttackRequest, scene: Scene, callbacks: Callbacks) -> Findings:
@@ -66,41 +48,51 @@ def attack_people(request: AttackRequest, scene: Scene, callbacks: Callbacks) ->
     Guarantee: none for the result, which says who a text is about; it states the guarantee of the release.
     """
     rng, attack = Rng(request.seed), request.attack
-    generated = isinstance(scene.model, LanguageModel) and isinstance(attack, Linkage) and scene.run is not None
-    if generated and isinstance(attack, Linkage):
-        outcome = link_generated(attack, request, scene, rng)
-        return _result(request, outcome)
+    if isinstance(attack, Linkage) and isinstance(scene.model, LanguageModel) and scene.run is not None:
+        return link_generated(attack, request, scene, rng)
     rows = scene.draw(request.examples, rng.fork("rows"), max_words=request.max_words)
     noise = Rng.secret() if request.noise_seed is None else Rng(request.noise_seed).fork("noise")
     callbacks.progress("attacking", 0, 1)
     if isinstance(attack, Linkage):
-        outcome = _link(attack, request, scene, rows, noise)
+        found = _link(attack, request, scene, rows, noise)
     elif isinstance(attack, PseudonymDictionary):
-        outcome = _reverse(attack, request, scene, rows)
+        found = _reverse(attack, request, scene, rows)
     elif isinstance(attack, AttributeInference):
-        outcome = _infer(attack, request, scene, rows, noise)
+        found = _infer(attack, request, scene, rows, noise)
     else:
         raise UnsupportedError(f"Expected an attack on people, got {request.label}. Use another function.")
     callbacks.progress("attacking", 1, 1)
-    return _result(request, outcome)
+    return found
 
 
-def _result(request: AttackRequest, outcome: Outcome) -> Findings:
-    right = np.asarray(outcome.right, dtype=bool)
-    _, people = np.unique(outcome.people, return_inverse=True) if outcome.people else (None, np.arange(len(right)))
-    low, high = share_interval(right, people)
+def _findings(
+    request: AttackRequest,
+    metric: str,
+    judged: Sequence[Judged],
+    chance: float,
+    *,
+    people: Sequence[str] | None = None,
+    guarantee: Guarantee | None = None,
+    **found: Any,
+) -> Findings:
+    """Return the result of an attack with its guesses.
+
+    `people` names the person of each guess, so that the interval counts people, and not their texts; None where each
+    text is drawn independently.
+    """
+    right = np.array([hit for _, _, hit in judged], dtype=bool)
+    _, person = np.unique(people, return_inverse=True) if people else (None, np.arange(len(right)))
+    low, high = share_interval(right, person)
     return Findings(
-        leakages=(Leakage(outcome.metric, float(right.mean()), low, high, len(right), outcome.chance),),
-        examples=outcome.examples,
-        release=outcome.release,
-        guarantee=outcome.guarantee,
-        epsilon_by_adjacency=epsilon_by_adjacency(request.protect, request.delta, stated=outcome.guarantee),
-        details=outcome.details,
-        verdict=outcome.verdict,
+        leakages=(Leakage(metric, float(right.mean()), low, high, len(right), chance),),
+        examples=tuple(Example(truth, guess, {metric: float(hit)}, 0) for truth, guess, hit in judged),
+        guarantee=guarantee,
+        epsilon_by_adjacency=epsilon_by_adjacency(request.protect, request.delta, stated=guarantee),
+        **found,
     )
 
 
-def _link(attack: Linkage, request: AttackRequest, scene: Scene, rows: Corpus, noise: Rng) -> Outcome:
+def _link(attack: Linkage, request: AttackRequest, scene: Scene, rows: Corpus, noise: Rng) -> Findings:
     units, register = register_for(attack.register, scene, request.seed)
     if rows.units is None:
         raise DataError(f"Expected texts with people to link them to. Name the column of people ({setting('unit')}).")
@@ -109,21 +101,20 @@ def _link(attack: Linkage, request: AttackRequest, scene: Scene, rows: Corpus, n
     release, stated = _rewritten(request, texts, noise)
     knows = Knowledge(defence=request.protect, extra={Need.REGISTER.value: register})
     guess = attack.run(release, knows, Rng(request.seed).fork("attack"))
-    right = [units[index] == unit for index, unit in zip(guess.indices, rows.units, strict=True)]
+    linked = _linked(release.texts, guess, units, rows.units)
     chance = 1 / len(units)
     names = [name.strip() for name in attack.columns.split(",") if name.strip()] or list(register.columns)
-    share = sum(right) / len(right)
-    return Outcome(
-        right,
-        chance,
+    return _findings(
+        request,
         RE_IDENTIFIED,
-        _linked(release.texts, guess, units, right),
-        _facts(request, scene, "text", len(rows), [f"a register of {len(units):,} people: {', '.join(names)}"]),
-        {"people": len(units), "columns": names, "said": _said(register, names, release.texts)},
-        f"An attacker who knows {', '.join(names)} of {len(units):,} people names the right one for {share:.1%} of "
-        f"{len(right):,} texts without names; guessing names {chance:.2%}.",
-        stated,
-        rows.units,
+        linked,
+        chance,
+        people=rows.units,
+        guarantee=stated,
+        release=_facts(request, scene, "text", len(rows), [f"a register of {len(units):,} people: {', '.join(names)}"]),
+        details={"people": len(units), "columns": names, "said": _said(register, names, release.texts)},
+        verdict=f"An attacker who knows {', '.join(names)} of {len(units):,} people names the right one for "
+        f"{_share(linked):.1%} of {len(linked):,} texts without names; guessing names {chance:.2%}.",
     )
 
 
@@ -137,7 +128,7 @@ def check_registered(people: set[str], units: Sequence[str], unit_name: str) -> 
         )
 
 
-def link_generated(attack: Linkage, request: AttackRequest, scene: Scene, rng: Rng) -> Outcome:
+def link_generated(attack: Linkage, request: AttackRequest, scene: Scene, rng: Rng) -> Findings:
     """Link texts that a language model generated; a text is about the person whose identifiers it holds, if any.
 
     Guarantee: that of the model, unchanged; generation is post-processing.
@@ -155,21 +146,20 @@ def link_generated(attack: Linkage, request: AttackRequest, scene: Scene, rng: R
     released = tuple(without_identifiers(text) or "." for text in texts)
     knows = Knowledge(extra={Need.REGISTER.value: register})
     guess = attack.run(TextRelease(released), knows, rng.fork("attack"))
-    right = [units[index] == owner for index, owner in zip(guess.indices, owners, strict=True)]
+    linked = _linked(released, guess, units, owners)
     held = sum(owner is not None for owner in owners)
     chance = held / len(texts) / len(units)
-    stated = None if scene.target is None else scene.target.guarantee
-    share = sum(right) / len(right)
-    return Outcome(
-        right,
-        chance,
+    return _findings(
+        request,
         RE_IDENTIFIED,
-        _linked(released, guess, units, right),
-        _facts(request, scene, "text", len(texts), [f"a register of {len(units):,} people"]),
-        {"people": len(units), "generated": len(texts), "about_a_training_patient": held},
-        f"Of {len(texts):,} generated texts, {held:,} hold the name or a number of a patient of the training text, and "
-        f"{share:.1%} are linked to that patient after names and numbers are removed; guessing links {chance:.2%}.",
-        stated,
+        linked,
+        chance,
+        guarantee=None if scene.target is None else scene.target.guarantee,
+        release=_facts(request, scene, "text", len(texts), [f"a register of {len(units):,} people"]),
+        details={"people": len(units), "generated": len(texts), "about_a_training_patient": held},
+        verdict=f"Of {len(texts):,} generated texts, {held:,} hold the name or a number of a patient of the training "
+        f"text, and {_share(linked):.1%} are linked to that patient after names and numbers are removed; guessing "
+        f"links {chance:.2%}.",
     )
 
 
@@ -188,7 +178,7 @@ def _said(register: Register, names: Sequence[str], texts: Sequence[str]) -> dic
     return {name: float(np.mean([bool(register.column(name).said(text)) for text in texts])) for name in names}
 
 
-def _reverse(attack: PseudonymDictionary, request: AttackRequest, scene: Scene, rows: Corpus) -> Outcome:
+def _reverse(attack: PseudonymDictionary, request: AttackRequest, scene: Scene, rows: Corpus) -> Findings:
     dictionary = _dictionary(attack.dictionary, rows)
     if _is_notes(rows):
         names = [one.name for one in secrets_of(rows)]
@@ -203,26 +193,23 @@ def _reverse(attack: PseudonymDictionary, request: AttackRequest, scene: Scene, 
     )
     knows = Knowledge(extra={Need.DICTIONARY.value: dictionary})
     guess = attack.run(TextRelease(texts), knows, Rng(request.seed).fork("attack"))
-    right = [answer == name for answer, name in zip(guess.texts, names, strict=True)]
-    share, chance = sum(right) / len(right), 1 / len(dictionary)
+    undone = [(name, answer, answer == name) for name, answer in zip(names, guess.texts, strict=True)]
     keyed = attack.scheme in {"hmac", "random"}
-    return Outcome(
-        right,
-        chance,
+    remedy = "The key is secret, so that names cannot be tried." if keyed else "Use a secret key, or random pseudonyms."
+    return _findings(
+        request,
         REVERSED,
-        tuple(
-            Example(name, answer, {REVERSED: float(hit)}, 0)
-            for name, answer, hit in zip(names, guess.texts, right, strict=True)
-        ),
-        _facts(request, scene, "text", len(rows), [f"{len(dictionary):,} names to try"]),
-        {"scheme": attack.scheme, "names_tried": len(dictionary)},
-        f"A list of {len(dictionary):,} names reverses {share:.1%} of the pseudonyms made with {attack.scheme}. "
-        + ("The key is secret, so that names cannot be tried." if keyed else "Use a secret key, or random pseudonyms."),
+        undone,
+        1 / len(dictionary),
         people=names,
+        release=_facts(request, scene, "text", len(rows), [f"{len(dictionary):,} names to try"]),
+        details={"scheme": attack.scheme, "names_tried": len(dictionary)},
+        verdict=f"A list of {len(dictionary):,} names reverses {_share(undone):.1%} of the pseudonyms made with "
+        f"{attack.scheme}. {remedy}",
     )
 
 
-def _infer(attack: AttributeInference, request: AttackRequest, scene: Scene, rows: Corpus, noise: Rng) -> Outcome:
+def _infer(attack: AttributeInference, request: AttackRequest, scene: Scene, rows: Corpus, noise: Rng) -> Findings:
     everything = scene.everything
     known = set(rows.texts)
     owners = set(rows.units or ())
@@ -255,26 +242,23 @@ def _infer(attack: AttributeInference, request: AttackRequest, scene: Scene, row
     knows = Knowledge(defence=request.protect, extra={Need.ATTRIBUTES.value: (vectors, of_public)})
     guess = attack.run(released.seen, knows, Rng(request.seed).fork("attack"))
     truth = [of_rows[row] for row in order]
-    right = [index == wanted for index, wanted in zip(guess.indices, truth, strict=True)]
+    inferred = [
+        (names[wanted], names[index], index == wanted) for wanted, index in zip(truth, guess.indices, strict=True)
+    ]
     majority = Counter(of_public).most_common(1)[0][0]
     chance = float(np.mean([wanted == majority for wanted in truth]))
-    share = sum(right) / len(right)
-    return Outcome(
-        right,
-        chance,
+    given = [f"{len(public):,} public texts with their {attack.attribute}"]
+    return _findings(
+        request,
         ATTRIBUTE,
-        tuple(
-            Example(names[wanted], names[index], {ATTRIBUTE: float(hit)}, 0)
-            for wanted, index, hit in zip(truth, guess.indices, right, strict=True)
-        ),
-        _facts(
-            request, scene, "representation", len(rows), [f"{len(public):,} public texts with their {attack.attribute}"]
-        ),
-        {"attribute": attack.attribute, "classes": list(names)},
-        f"From its vector, the {attack.attribute} of {share:.1%} of {len(right):,} texts is predicted; the most "
-        f"frequent answer is right for {chance:.1%}.",
-        released.seen.guarantee,
-        None if rows.units is None else [rows.units[row] for row in order],
+        inferred,
+        chance,
+        people=None if rows.units is None else [rows.units[row] for row in order],
+        guarantee=released.seen.guarantee,
+        release=_facts(request, scene, "representation", len(rows), given),
+        details={"attribute": attack.attribute, "classes": list(names)},
+        verdict=f"From its vector, the {attack.attribute} of {_share(inferred):.1%} of {len(inferred):,} texts is "
+        f"predicted; the most frequent answer is right for {chance:.1%}.",
     )
 
 
@@ -336,8 +320,6 @@ def register_for(path: str, scene: Scene, seed: int) -> tuple[tuple[str, ...], R
     seeds = [seed, 0] if scene.run is None else [scene.run.settings.seed, seed, 0]
     people = patients_of(corpus, seeds)
     dates: dict[str, list[str]] = {unit: [] for unit in people}
-    from discreet.attacks.extraction.linkage import dates_in
-
     for text, unit in zip(corpus.texts, corpus.units or (), strict=True):
         dates[unit] += dates_in(secrets_in(text).date)
     rows = [
@@ -393,12 +375,17 @@ def _rewritten(request: AttackRequest, texts: Sequence[str], noise: Rng) -> tupl
     return release, release.guarantee
 
 
-def _linked(texts: Sequence[str], guess: Guess, units: Sequence[str], right: Sequence[bool]) -> tuple[Example, ...]:
-    """Return each text with the person it was linked to."""
-    return tuple(
-        Example(text, units[index], {RE_IDENTIFIED: float(hit)}, 0)
-        for text, index, hit in zip(texts, guess.indices, right, strict=True)
-    )
+def _linked(texts: Sequence[str], guess: Guess, units: Sequence[str], owners: Sequence[str | None]) -> list[Judged]:
+    """Return each text with the person it was linked to, and whether it is about that person."""
+    return [
+        (text, units[index], units[index] == owner)
+        for text, index, owner in zip(texts, guess.indices, owners, strict=True)
+    ]
+
+
+def _share(judged: Sequence[Judged]) -> float:
+    """Return the share of guesses that are right."""
+    return sum(right for _, _, right in judged) / len(judged)
 
 
 def _facts(request: AttackRequest, scene: Scene, kind: str, count: int, given: list[str]) -> dict[str, Any]:

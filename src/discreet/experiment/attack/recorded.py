@@ -19,21 +19,23 @@ from torch import Tensor
 from discreet.attacks.identification import OneOfN, contribution
 from discreet.clipping.clip import Flat
 from discreet.core.errors import DataError, UnsupportedError, invalid, setting, whole
+from discreet.core.guarantee import delta_for
 from discreet.core.randomness import Rng
-from discreet.core.types import GradientRelease, Knowledge, Leakage
+from discreet.core.types import GradientRelease, Knowledge
 from discreet.data.corpus import Corpus
 from discreet.experiment.attack.identification import DEFAULT_CANDIDATES, METRIC
 from discreet.experiment.attack.reconstruction import Attacked, Releases, read_each
 from discreet.experiment.attack.request import AttackRequest, Callbacks, Example, Findings, Source
 from discreet.experiment.attack.scoring import metrics_for
 from discreet.federated.aggregation import UPDATE
-from discreet.federated.client import BATCHES, Assignment
+from discreet.federated.client import BATCHES
 from discreet.federated.record import read_rounds
 from discreet.federated.run import SERVER, SETTINGS, client_folder
 from discreet.federated.server import Schedule
 from discreet.federated.settings import GRADIENTS, Federation
-from discreet.metrics.intervals import clopper_pearson
+from discreet.metrics.intervals import rate_of
 from discreet.models.base import TextModel
+from discreet.protections.base import Conditions
 from discreet.protections.dp_sgd import DPSGD
 from discreet.releases.description import attacker_inputs, release_facts
 from discreet.runs.checkpoint import trained
@@ -173,9 +175,7 @@ class Recorded(Source):
     def truth(self, one: Observed) -> Corpus:
         """Return the rows that are in a recorded gradient, for scoring."""
         rows = [self.splits[client].take(self._batch(client, one.round)) for client in one.clients]
-        texts = tuple(text for part in rows for text in part.texts)
-        labels = tuple(label for part in rows for label in part.labels or ()) or None
-        return Corpus("recorded", texts, labels=labels, label_names=rows[0].label_names)
+        return _together("recorded", rows)
 
     def _batch(self, client: int, number: int) -> list[int]:
         path = client_folder(self.folder, client) / BATCHES
@@ -206,16 +206,13 @@ class Recorded(Source):
 
     def protection(self, client: int) -> Any:
         """Return the resolved protection of a client, from its public size."""
-        from discreet.core.guarantee import delta_for
-        from discreet.protections.base import Conditions
-
-        assert self.settings.protect is not None
-        units, size = self.schedule.sizes[client], min(self.schedule.batches[client], self.schedule.sizes[client])
-        task = Assignment(1, 0, 1, self.schedule.steps, size)
-        protect = self.settings.protect
+        protect, schedule = self.settings.protect, self.schedule
+        assert protect is not None
+        units = schedule.sizes[client]
+        size = min(schedule.batches[client], units)
         delta = protect.delta or delta_for(units)
-        epochs = task.steps / -(-units // size)
-        return self.settings.protect.resolve(Conditions(self.model, units, units, size, task.steps, epochs, delta))
+        epochs = schedule.steps / -(-units // size)
+        return protect.resolve(Conditions(self.model, units, units, size, schedule.steps, epochs, delta))
 
 
 @dataclass
@@ -249,6 +246,13 @@ class MessageReleases(Releases):
         facts |= {"steps": 1, "parameters": "no readable gradient", "numbers": 0, "known": [], "protection": None}
         facts["given"] = ["encrypted or masked bytes"]
         return _unread(self.recorded, self.request.examples, metrics), facts
+
+
+def _together(name: str, parts: Sequence[Corpus]) -> Corpus:
+    """Return the texts and labels of several corpora, one after the other."""
+    texts = tuple(text for part in parts for text in part.texts)
+    labels = tuple(label for part in parts for label in part.labels or ()) or None
+    return Corpus(name, texts, labels=labels, label_names=parts[0].label_names)
 
 
 def _unread(recorded: Recorded, count: int, metrics: Sequence[str]) -> list[Example]:
@@ -296,12 +300,7 @@ def _identify(request: AttackRequest, recorded: Recorded, observed: Sequence[Obs
         rows = [recorded.splits[client].take([row]) for client, row in others[: count - 1]]
         place = int(source.integers(len(rows) + 1))
         rows.insert(place, truth.take([target]))
-        candidates = Corpus(
-            "candidates",
-            tuple(row.texts[0] for row in rows),
-            labels=tuple(row.labels[0] for row in rows if row.labels) or None,
-            label_names=rows[0].label_names,
-        )
+        candidates = _together("candidates", rows)
         alone = GradientRelease({name: value.float() for name, value in left.items()}, batch_size=1)
         knows = Knowledge(model, defence=protect, extra={"candidates": candidates})
         guess = attack.run(alone, knows, rng.fork("attack", number))
@@ -312,10 +311,6 @@ def _identify(request: AttackRequest, recorded: Recorded, observed: Sequence[Obs
             f"Expected a gradient that view {recorded.view!r} can read, got none: they are encrypted or masked. "
             "1-of-n can then only guess, which is right once in the number of candidates; choose another view."
         )
-    low, high = clopper_pearson(hits, trials)
     facts["given"] = [*facts["given"], f"{count:,} candidate texts with their labels, the private one among them",
                       "all other rows of the gradient"]  # fmt: skip
-    return Findings(
-        leakages=(Leakage(METRIC, hits / trials, low, high, trials, 1 / count),),
-        release=facts,
-    )
+    return Findings(leakages=(rate_of(METRIC, hits, trials, 1 / count),), release=facts)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,23 +18,21 @@ from discreet.catalog import CORPORA, settings_of_protection
 from discreet.core.device import find_device
 from discreet.core.errors import UnsupportedError, invalid, setting, whole
 from discreet.core.files import cache_folder
-from discreet.core.guarantee import Adjacency, Guarantee
+from discreet.core.guarantee import Adjacency, Caveat, Guarantee
 from discreet.core.randomness import Rng
+from discreet.core.types import MODEL
 from discreet.data.canaries import Canary, canaries_path, read_canaries
 from discreet.data.corpus import Corpus
 from discreet.data.sources import Columns, load
+from discreet.experiment.attack.request import Findings
 from discreet.models.base import TextModel
 from discreet.models.build import build_classifier
 from discreet.models.classifier import ModelSettings
 from discreet.models.encode import encode
+from discreet.releases.description import model_facts
+from discreet.releases.protected import stated_epsilon
 from discreet.runs.checkpoint import LEDGER
 from discreet.runs.folder import Run, RunChoices, load_run
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from discreet.accounting.events import DpEvent
-    from discreet.runs.folder import Run
 
 _PARTNERS = 500  # public texts that are encoded for mixing, or for running the protection on
 _MORE_PUBLIC = f"Attack fewer texts ({setting('examples')}), or provide more public text."
@@ -57,6 +55,17 @@ class Target:
     guarantee: Guarantee | None = None
     cache: Path | None = None
     canaries: tuple[Canary, ...] = field(default=(), repr=False)
+
+    @property
+    def certified(self) -> tuple[DpEvent, Adjacency] | None:
+        """What the training cost, for bounds on every attack, or None if nothing is proven about the model.
+
+        A fixed seed of the noise does not invalidate them: the attacks here do not use it.
+        """
+        stated, event, adjacency = self.guarantee, self.event, self.adjacency
+        if stated is None or event is None or adjacency is None:
+            return None
+        return (event, adjacency) if stated.without_caveat(Caveat.FIXED_SEED).certified else None
 
 
 @dataclass(frozen=True)
@@ -174,6 +183,22 @@ class Scene:
         return gram
 
 
+def findings_of_model(scene: Scene, given: Iterable[str], counts: Mapping[str, int], **found: Any) -> Findings:
+    """Return what was found about the trained model of a scene, with its facts and the guarantee of its training.
+
+    `given` is what the attacker has, in words, `counts` are further facts, and `found` the other fields of the result.
+    """
+    target = scene.target
+    assert target is not None
+    facts = model_facts(scene.model, scene.origin, target.choices.protect)
+    return Findings(
+        release={**facts, "scope": MODEL, **counts, "given": list(given)},
+        guarantee=target.guarantee,
+        epsilon_by_adjacency=stated_epsilon(target.guarantee),
+        **found,
+    )
+
+
 @dataclass(frozen=True)
 class SceneRequest:
     """The text and model to load: a source and a new model, or a run folder and, by default, its text."""
@@ -198,23 +223,20 @@ def load_scene(request: SceneRequest) -> Scene:
     """
     device, public = find_device(request.device), None
     if request.public is not None:
-        columns = request.columns or Columns()
-        columns = Columns(columns.text, label=None, separator=columns.separator, quoting=columns.quoting)
+        columns = replace(request.columns or Columns(), text_pair=None, label=None, unit=None)
         columns = Columns() if request.public in CORPORA else columns
         public = load(request.public, columns, validation=0).texts
     if request.run is not None:
         return _scene_of_run(request, request.run, device, public)
-    corpus = load(
-        request.source or "notes",
-        request.columns,
-        seed=request.seed,
-        rows=request.rows,
-        share=request.share,
-        strict=False,
-    )
+    corpus = _requested(request, request.source or "notes", strict=False)
     rng = Rng(request.seed).fork("model")
     model = build_classifier(corpus, request.model, rng=rng, download=request.download).to(device).eval()
     return Scene.of(corpus, model, split=request.split, public=public, origin=f"a fresh {request.model.encoder}")
+
+
+def _requested(request: SceneRequest, source: str, **known: Any) -> Corpus:
+    """Return the text of a source with the columns and the size that are requested."""
+    return load(source, request.columns, seed=request.seed, rows=request.rows, share=request.share, **known)
 
 
 def _scene_of_run(request: SceneRequest, folder: Path, device: torch.device, public: Sequence[str] | None) -> Scene:
@@ -225,16 +247,9 @@ def _scene_of_run(request: SceneRequest, folder: Path, device: torch.device, pub
     if own:
         corpus = corpus_of_run(run)
     else:
-        corpus = load(
-            request.source or settings.data.source,
-            request.columns,
-            seed=request.seed,
-            rows=request.rows,
-            share=request.share,
-            task=run.model.label_task,
-            label_names=run.model.label_names or None,
-            adjacency=Adjacency.ZERO_OUT,
-        )
+        names = run.model.label_names or None
+        source = request.source or settings.data.source
+        corpus = _requested(request, source, task=run.model.label_task, label_names=names)
     origin = f"the model of {folder}"
     target = _target(run, folder, corpus) if own else None
     return Scene.of(corpus, run.model, split=request.split, public=public, origin=origin, run=run, target=target)
@@ -245,19 +260,9 @@ def corpus_of_run(run: Run) -> Corpus:
 
     Guarantee: none, this reads private text.
     """
-    settings = run.settings
-    return load(
-        settings.data.source,
-        settings.data.columns,
-        seed=settings.seed,
-        rows=settings.data.rows,
-        share=settings.data.share,
-        validation=settings.data.validation,
-        max_per_unit=settings.data.max_per_unit,
-        task=run.model.label_task,
-        label_names=run.model.label_names or None,
-        adjacency=settings.adjacency,
-    )
+    settings, model = run.settings, run.model
+    source = replace(settings.data, seed=settings.seed, task=model.label_task, label_names=model.label_names or None)
+    return source.load(settings.adjacency)
 
 
 def _target(run: Run, folder: Path, corpus: Corpus) -> Target:
@@ -280,8 +285,7 @@ def _partners(public: Sequence[str], least: int) -> tuple[str, ...]:
 
 def text_keys(corpus: Corpus) -> list[tuple[str, ...]]:
     """Return the text or texts of each row, without case and spacing."""
-    columns = [corpus.texts] if corpus.second is None else [corpus.texts, corpus.second]
-    return list(zip(*([_normalized(text) for text in column] for column in columns), strict=True))
+    return [tuple(map(_normalized, texts)) for texts in corpus.row_texts]
 
 
 def attacked_split(corpus: Corpus, split: str | None = None) -> Corpus:

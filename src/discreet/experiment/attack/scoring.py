@@ -74,9 +74,7 @@ def score_guess(
     A guess with every token right is right, if every character of the text has a token: case, accents and spaces that
     the tokenizer drops do not count, characters that it does not know do.
     """
-    texts: Sequence[str] = batch.texts
-    if batch.second is not None:
-        texts = [f"{first} {second}" for first, second in zip(batch.texts, batch.second, strict=True)]
+    texts = [" ".join(row) for row in batch.row_texts]
     if not attack.is_ordered and attack.aligned:  # the words of each text
         shown = truths = [" ".join(dict.fromkeys(tokenizer_spelling(model, text).split())) for text in texts]
         guesses: Sequence[str] = (*guess.texts, *[""] * len(batch))[: len(batch)]

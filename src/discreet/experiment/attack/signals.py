@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from discreet.attacks.membership.signals import Outputs, TokenScores
+from discreet.attacks.membership.signals import Bools, Floats, Ints, Outputs, TokenScores
 from discreet.core.device import autocast
 from discreet.core.errors import DataError, invalid
 from discreet.core.randomness import Rng
@@ -20,7 +19,7 @@ from discreet.data.batches import Tokens, Vectors, tokens_for
 from discreet.data.corpus import Corpus
 from discreet.experiment.attack.request import Progress
 from discreet.experiment.run import RunOptions, RunRequest, make_plan, train_once
-from discreet.models.base import TextModel
+from discreet.models.base import TextModel, evaluating
 from discreet.models.build import build_model
 from discreet.models.classifier import Classifier, classifier_of, head
 from discreet.models.language_model import LanguageModel
@@ -34,8 +33,6 @@ from discreet.training.plan import TrainingPlan
 
 _TOKENS_AT_ONCE = {"cpu": 1024, "cuda": 16384}  # a language model scores its whole vocabulary for each token
 _ROWS_AT_ONCE = 256
-
-Floats = npt.NDArray[np.float64]
 
 
 def outputs_of(model: TextModel, rows: Tokens | Vectors, precision: str = "float32") -> Outputs:
@@ -57,7 +54,7 @@ def outputs_of(model: TextModel, rows: Tokens | Vectors, precision: str = "float
     return classified(answers, targets)
 
 
-def classified(log_probabilities: Floats, labels: npt.NDArray[np.int64]) -> Outputs:
+def classified(log_probabilities: Floats, labels: Ints) -> Outputs:
     """Return the outputs of a classifier from its log-probabilities, (..., examples, classes), and the true classes.
 
     The confidence log p - log(1 - p) is computed from the other classes' probabilities, so that it keeps its precision
@@ -79,22 +76,20 @@ def classified(log_probabilities: Floats, labels: npt.NDArray[np.int64]) -> Outp
 @torch.inference_mode()
 def _answers(model: Classifier, rows: Tokens | Vectors, precision: str) -> Floats:
     """Return log-probabilities of the classes, or scores, in float64."""
-    was_training = model.training
-    model.eval()
-    with autocast(model.device, precision):
-        vectors = rows.vectors if isinstance(rows, Vectors) else represent(model, rows, precision)
-    parts: list[Tensor] = []
-    for part in torch.split(vectors, _ROWS_AT_ONCE):
-        inputs = part if model.query is None else model.query(part)
-        scores = model.decide(inputs.float()).double()
-        if model.task.has_classes:
-            scores = scores.log_softmax(dim=-1)
-            if inputs.ndim > 2:  # several views of a text, whose predictions are averaged
-                scores = scores.logsumexp(dim=0) - float(np.log(len(scores)))
-        elif inputs.ndim > 2:
-            scores = scores.mean(dim=0)
-        parts.append(scores.cpu())
-    model.train(was_training)
+    with evaluating(model):
+        with autocast(model.device, precision):
+            vectors = rows.vectors if isinstance(rows, Vectors) else represent(model, rows, precision)
+        parts: list[Tensor] = []
+        for part in torch.split(vectors, _ROWS_AT_ONCE):
+            inputs = part if model.query is None else model.query(part)
+            scores = model.decide(inputs.float()).double()
+            if model.task.has_classes:
+                scores = scores.log_softmax(dim=-1)
+                if inputs.ndim > 2:  # several views of a text, whose predictions are averaged
+                    scores = scores.logsumexp(dim=0) - float(np.log(len(scores)))
+            elif inputs.ndim > 2:
+                scores = scores.mean(dim=0)
+            parts.append(scores.cpu())
     return torch.cat(parts).numpy()
 
 
@@ -124,14 +119,9 @@ def token_scores(
     return TokenScores(target, hits, real, before)
 
 
-def _token_scores(
-    model: LanguageModel, tokens: Tokens, rows: npt.NDArray[np.int64], precision: str
-) -> tuple[Floats, npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    was_training = model.training
-    model.eval()
-    with autocast(model.device, precision):
+def _token_scores(model: LanguageModel, tokens: Tokens, rows: Ints, precision: str) -> tuple[Floats, Bools, Bools]:
+    with evaluating(model), autocast(model.device, precision):
         scores, targets, mask = model.token_scores(tokens.batch(rows).inputs)
-    model.train(was_training)
     logs = scores.float().log_softmax(dim=-1)
     values = logs.gather(-1, targets.clamp_min(0).unsqueeze(-1)).squeeze(-1).double() * mask
     hits = (scores.argmax(dim=-1) == targets) & mask
@@ -157,8 +147,6 @@ def stacked(outputs: Sequence[Outputs]) -> Outputs:
     )
 
 
-Bools = npt.NDArray[np.bool_]
-Ints = npt.NDArray[np.int64]
 STAGE = "training reference models"
 PUBLIC_STAGE = "training on public text"
 
@@ -216,59 +204,105 @@ def reference_outputs(
 
     Guarantee: none; reference models are for measuring the target, and are not released.
     """
-    protect = choices.protect if protected else None
-    if text.vectors is not None and can_train_together(model.settings, choices.train, protect, model.task):
-        assert isinstance(model, Classifier)
-        return _heads_at_once(choices, protect, model, text, included, asked, seed, progress)
-    return _one_by_one(choices, protect, model, text, included, asked, seed, progress)
+    parts = tuple(text.subset(one) for one in included)
+    references = ReferenceTraining(choices, choices.protect if protected else None, model, text, parts, seed, progress)
+    if text.vectors is not None and can_train_together(model.settings, choices.train, references.protect, model.task):
+        return references.heads_at_once(text.vectors, asked)
+    return references.one_by_one(asked)
 
 
-def _plans(
-    choices: RunChoices, protect: Protection | None, model: TextModel, subsets: Sequence[Corpus], seed: int
-) -> list[TrainingPlan]:
-    """Return the plan of each reference model; the noise is solved once for models of the same size."""
-    request = _request(choices, protect)
-    made: dict[tuple[int, int], TrainingPlan] = {}
-    plans = []
-    for number, subset in enumerate(subsets):
-        size = (len(subset), subset.unit_count)
-        if size not in made:
-            made[size] = make_plan(request, model, subset)
-        plans.append(replace(made[size], seed=seed + number, noise_seed=None if protect is None else seed + number))
-    return plans
+@dataclass(frozen=True)
+class ReferenceTraining:
+    """The training of reference models: the target that they repeat, their protection, and the rows of each."""
 
+    choices: RunChoices
+    protect: Protection | None
+    model: TextModel
+    text: ReferenceText
+    parts: tuple[tuple[Corpus, Ints], ...]
+    seed: int
+    progress: Progress
 
-def _request(choices: RunChoices, protect: Protection | None) -> RunRequest:
-    """Return the request of a reference model: the choices of the target, under a protection of its own."""
-    population = None if protect is None else choices.population
-    return RunRequest.of(choices, protect=protect, population=population, canaries=None)
+    def heads_at_once(self, vectors: Vectors, asked: Sequence[Ints]) -> list[Outputs]:
+        """Train the heads of all models together on the vectors of a frozen encoder."""
+        model = classifier_of(self.model, "membership")
+        plans, start, jobs = self._plans(model), self._public_start(), []
+        for number, ((corpus, rows), plan) in enumerate(zip(self.parts, plans, strict=True)):
+            weight, bias = first_head(model, Rng(self.seed + number)) if start is None else _weights(start.head)
+            jobs.append(HeadJob(rows, corpus, plan, None if self.protect is None else ready_secret(plan), weight, bias))
+        weights, biases = train_heads(vectors, jobs, lambda done, total: self.progress(STAGE, done, total))
+        outputs = []
+        for rows in asked:
+            at = torch.from_numpy(rows)
+            inputs, labels = vectors.vectors.cpu()[at].double(), vectors.targets.cpu().numpy()[rows]
+            scores = torch.einsum("nd,mcd->mnc", inputs, weights.cpu().double()) + biases.cpu().double()[:, None, :]
+            outputs.append(classified(scores.log_softmax(dim=-1).numpy(), labels))
+        return outputs
 
+    def one_by_one(self, asked: Sequence[Ints]) -> list[Outputs]:
+        """Train one model after the other, each as the target was."""
+        collected: list[list[Outputs]] = [[] for _ in asked]
+        text, count = self.text, len(self.parts)
+        base: Any = self._public_start()
+        from_public = base is not None
+        plans: list[TrainingPlan] = []
+        for number, (corpus, rows) in enumerate(self.parts):
+            self.progress(STAGE, number, count)
+            own = Rng(self.seed + number).fork("model")
+            if from_public:
+                reference = copy.deepcopy(base)
+            elif text.vectors is None or base is None:
+                reference = fresh_model(self.choices, self.model, corpus, own)
+                base = copy.deepcopy(reference) if text.vectors is not None else reference
+            else:
+                reference = copy.deepcopy(base)
+                reference.replace_head(reference.width, own.fork("head"))
+            if not plans:
+                plans = self._plans(reference)
+                plans = [replace(plan, public=None) for plan in plans] if from_public else plans
+            encoded = None if text.vectors is None else text.vectors.take(rows)
+            options = RunOptions(cache=False, evaluated=False, released=False, encoded=encoded)
+            train_once(self._request(self.protect), corpus=corpus, model=reference, plan=plans[number], options=options)
+            for place, wanted in enumerate(asked):
+                read: Tokens | Vectors
+                if text.vectors is None:
+                    read = tokens_for(reference, text.corpus.take(wanted))
+                else:
+                    read = text.vectors.take(wanted)
+                collected[place].append(outputs_of(reference, read))
+        self.progress(STAGE, count, count)
+        return [stacked(one) for one in collected]
 
-def _heads_at_once(
-    choices: RunChoices,
-    protect: Protection | None,
-    model: Classifier,
-    text: ReferenceText,
-    included: Bools,
-    asked: Sequence[Ints],
-    seed: int,
-    progress: Progress,
-) -> list[Outputs]:
-    assert text.vectors is not None
-    parts = [text.subset(one) for one in included]
-    plans = _plans(choices, protect, model, [corpus for corpus, _ in parts], seed)
-    start, jobs = _public_start(choices, model, text.corpus, progress), []
-    for number, ((corpus, rows), plan) in enumerate(zip(parts, plans, strict=True)):
-        weight, bias = first_head(model, Rng(seed + number)) if start is None else _weights(start.head)
-        jobs.append(HeadJob(rows, corpus, plan, None if protect is None else ready_secret(plan), weight, bias))
-    weights, biases = train_heads(text.vectors, jobs, lambda done, total: progress(STAGE, done, total))
-    outputs = []
-    for rows in asked:
-        at = torch.from_numpy(rows)
-        inputs, labels = text.vectors.vectors.cpu()[at].double(), text.vectors.targets.cpu().numpy()[rows]
-        scores = torch.einsum("nd,mcd->mnc", inputs, weights.cpu().double()) + biases.cpu().double()[:, None, :]
-        outputs.append(classified(scores.log_softmax(dim=-1).numpy(), labels))
-    return outputs
+    def _plans(self, model: TextModel) -> list[TrainingPlan]:
+        """Return the plan of each reference model; the noise is solved once for models of the same size."""
+        request = self._request(self.protect)
+        made: dict[tuple[int, int], TrainingPlan] = {}
+        plans = []
+        for own, (subset, _) in enumerate(self.parts, start=self.seed):
+            size = (len(subset), subset.unit_count)
+            if size not in made:
+                made[size] = make_plan(request, model, subset)
+            plans.append(replace(made[size], seed=own, noise_seed=None if self.protect is None else own))
+        return plans
+
+    def _request(self, protect: Protection | None) -> RunRequest:
+        """Return the request that repeats the choices of the target, under a protection of its own."""
+        population = None if protect is None else self.choices.population
+        return RunRequest.of(self.choices, protect=protect, population=population, canaries=None)
+
+    def _public_start(self) -> TextModel | None:
+        """Return a model like the target after its training on public text; None if the target did not start from any.
+
+        The public text and the settings are known, so an attacker can repeat that training: once, for all references.
+        It reads the same texts as the target, which leaves out those of its held-out rows: the corpus has all splits.
+        """
+        protect, corpus = self.choices.protect, self.text.corpus
+        if protect is None or not protect.starts_from_public:
+            return None
+        start = fresh_model(self.choices, self.model, corpus, Rng(self.choices.seed).fork("model"))
+        plan = make_plan(self._request(protect), start, corpus)
+        start_from_public(start, plan, Job(watch=lambda report: self.progress(PUBLIC_STAGE, report.step, report.steps)))
+        return start
 
 
 def fresh_model(choices: RunChoices, model: TextModel, corpus: Corpus, rng: Rng) -> TextModel:
@@ -287,64 +321,3 @@ def first_head(model: Classifier, rng: Rng) -> tuple[torch.Tensor, torch.Tensor]
 def _weights(linear: torch.nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
     weight, bias = (parameter.detach() for parameter in linear.parameters())
     return weight, bias
-
-
-def _public_start(choices: RunChoices, model: TextModel, corpus: Corpus, progress: Progress) -> TextModel | None:
-    """Return a model like the target after its training on public text; None if the target did not start from any.
-
-    The public text and the settings are known, so an attacker can repeat that training: once, for all references. It
-    reads the same texts as the target, which leaves out those of its held-out rows: `corpus` has all splits.
-    """
-    protect = choices.protect
-    if protect is None or not protect.starts_from_public:
-        return None
-    start = fresh_model(choices, model, corpus, Rng(choices.seed).fork("model"))
-    plan = make_plan(_request(choices, protect), start, corpus)
-    start_from_public(start, plan, Job(watch=lambda report: progress(PUBLIC_STAGE, report.step, report.steps)))
-    return start
-
-
-def _one_by_one(
-    choices: RunChoices,
-    protect: Protection | None,
-    model: TextModel,
-    text: ReferenceText,
-    included: Bools,
-    asked: Sequence[Ints],
-    seed: int,
-    progress: Progress,
-) -> list[Outputs]:
-    collected: list[list[Outputs]] = [[] for _ in asked]
-    parts = [text.subset(one) for one in included]
-    base: Any = _public_start(choices, model, text.corpus, progress)
-    from_public = base is not None
-    plans: list[TrainingPlan] = []
-    for number, (corpus, rows) in enumerate(parts):
-        progress(STAGE, number, len(parts))
-        own = Rng(seed + number).fork("model")
-        if from_public:
-            reference = copy.deepcopy(base)
-        elif text.vectors is None or base is None:
-            reference = fresh_model(choices, model, corpus, own)
-            base = copy.deepcopy(reference) if text.vectors is not None else reference
-        else:
-            reference = copy.deepcopy(base)
-            reference.replace_head(reference.width, own.fork("head"))
-        if not plans:
-            plans = _plans(choices, protect, reference, [part for part, _ in parts], seed)
-            plans = [replace(plan, public=None) for plan in plans] if from_public else plans
-        encoded = None
-        if text.vectors is not None:
-            batch = text.vectors.batch(rows)
-            encoded = Vectors(batch.inputs["vectors"], batch.targets, steady=text.vectors.steady)
-        request = _request(choices, protect)
-        options = RunOptions(cache=False, evaluated=False, released=False, encoded=encoded)
-        train_once(request, corpus=corpus, model=reference, plan=plans[number], options=options)
-        for place, wanted in enumerate(asked):
-            if text.vectors is not None:
-                batch = text.vectors.batch(wanted)
-                collected[place].append(outputs_of(reference, Vectors(batch.inputs["vectors"], batch.targets)))
-            else:
-                collected[place].append(outputs_of(reference, tokens_for(reference, text.corpus.take(wanted))))
-    progress(STAGE, len(parts), len(parts))
-    return [stacked(one) for one in collected]
