@@ -28,7 +28,7 @@ from scipy.stats import beta, binom, chi2, hypergeom
 
 from discreet.accounting.events import DpEvent
 from discreet.accounting.interpret import epsilon as epsilon_of
-from discreet.audit.aspects import LABELS, SENTENCES, Aspect, Untested
+from discreet.audit.aspects import Aspect, Untested
 from discreet.audit.watch import CANARIES
 from discreet.core.errors import DataError
 from discreet.core.guarantee import Guarantee
@@ -72,12 +72,12 @@ class Check:
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON, which is stored with a run: whether it passed, and no figure of the steps."""
-        return {"aspect": self.aspect.value, "what": SENTENCES[self.aspect], "passed": not self.failed}
+        return {"aspect": self.aspect.value, "what": self.aspect.sentence, "passed": not self.failed}
 
 
 def failure(failed: Sequence[Check]) -> str:
     """Return a sentence about the checks that failed."""
-    names = ", ".join(LABELS[one.aspect] for one in failed)
+    names = ", ".join(one.aspect.label for one in failed)
     return f"The implementation is not the mechanism that the figure is about: {names}."
 
 
