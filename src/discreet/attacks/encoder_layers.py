@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 
 from discreet.core.errors import UnsupportedError
 from discreet.core.types import GradientRelease, Knowledge
-from discreet.models.base import TextModel
+from discreet.models.base import TextModel, evaluating
 from discreet.models.encoder import layers_of
 
 _PROBE = 3  # tokens in the probe that identifies the layers
@@ -121,7 +120,7 @@ def dissect(model: TextModel) -> Anatomy:
     if len(blocks) < 2:
         raise _unlike(model, "at least two blocks", f"{len(blocks)}")
     ids = _probe_ids(model)
-    with _evaluating(model):
+    with evaluating(model):
         calls = _calls(model, ids)
         groups = _projections(model, blocks[0], calls)
         first = groups[0]
@@ -139,7 +138,7 @@ def dissect(model: TextModel) -> Anatomy:
 def blocks_of(model: TextModel) -> tuple[Block, ...]:
     """Return the linear layers of every block of a BERT-like or GPT-2-like model; reject any other model."""
     ids = _probe_ids(model)
-    with _evaluating(model):
+    with evaluating(model):
         calls = _calls(model, ids)
     blocks: list[Block] = []
     for block in layers_of(model.encoder):
@@ -166,7 +165,7 @@ def inputs_of(model: TextModel, module: nn.Module, sentences: Tensor) -> Tensor:
 
     handle = module.register_forward_pre_hook(capture)
     try:
-        with _evaluating(model), torch.set_grad_enabled(sentences.requires_grad):
+        with evaluating(model), torch.set_grad_enabled(sentences.requires_grad):
             model.encoder(**_inputs(model, sentences))
     except _Reached:
         pass
@@ -300,17 +299,6 @@ def _norm(module: nn.Module) -> nn.LayerNorm | nn.RMSNorm:
     copy.weight.data.copy_(weight.detach())
     copy.bias.data.copy_(bias.detach()) if bias is not None else copy.bias.data.zero_()
     return copy.requires_grad_(False)
-
-
-@contextmanager
-def _evaluating(model: TextModel) -> Iterator[None]:
-    """Disable dropout temporarily."""
-    was_training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was_training)
 
 
 def _unlike(model: TextModel, expected: str, actual: str) -> UnsupportedError:

@@ -29,7 +29,7 @@ from discreet.core.types import GradientRelease, Guess, Knowledge, Release
 from discreet.data.batches import tokens_for
 from discreet.data.corpus import Corpus
 from discreet.mechanisms.von_mises_fisher import VonMisesFisher
-from discreet.models.base import TextModel
+from discreet.models.base import TextModel, evaluating
 
 NOISES = ("gaussian", "von-mises-fisher")
 Floats = npt.NDArray[np.float64]
@@ -113,12 +113,9 @@ def contribution(model: TextModel, row: Corpus, clip: Clip | None) -> dict[str, 
 def _forward(model: TextModel, rows: Corpus) -> tuple[Tape, Tensor]:
     tokens = tokens_for(model, rows)
     batch = tokens.batch(np.arange(len(rows), dtype=np.int64))
-    was_training = model.training
-    model.eval()
     tape = Tape(model)
-    with tape:
+    with evaluating(model), tape:
         losses = model.losses(batch.inputs, batch.targets)
-    model.train(was_training)
     return tape, losses
 
 

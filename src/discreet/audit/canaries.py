@@ -52,7 +52,7 @@ from discreet.data.batches import tokens_for
 from discreet.data.canaries import Canary, Space, plant_labels, planted
 from discreet.data.corpus import Corpus
 from discreet.data.samplers import Sampler
-from discreet.models.base import TextModel
+from discreet.models.base import TextModel, evaluating
 from discreet.models.classifier import classifier_of
 from discreet.models.language_model import LanguageModel, token_losses
 from discreet.protections.dp_sgd import DPSGD
@@ -431,11 +431,9 @@ def canary_losses(
         return np.asarray((answers.reshape(-1) - np.asarray(targets)) ** 2)
     rows = tokens_for(model, corpus)
     losses = np.zeros(len(texts))
-    was_training = model.training
-    model.eval()
-    for places in by_length(rows.lengths, _TOKENS_AT_ONCE):
-        scores, wanted, asked = model.token_scores(rows.batch(places).inputs)
-        own = torch.tensor([tokens[place] for place in places], device=wanted.device)[:, None]
-        losses[places] = (token_losses(scores, wanted) * ((wanted == own) & asked)).sum(1).double().cpu().numpy()
-    model.train(was_training)
+    with evaluating(model):
+        for places in by_length(rows.lengths, _TOKENS_AT_ONCE):
+            scores, wanted, asked = model.token_scores(rows.batch(places).inputs)
+            own = torch.tensor([tokens[place] for place in places], device=wanted.device)[:, None]
+            losses[places] = (token_losses(scores, wanted) * ((wanted == own) & asked)).sum(1).double().cpu().numpy()
     return losses

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -105,6 +106,17 @@ class TextModel(nn.Module):
         """Return the encoder's last hidden states, (batch, tokens, width)."""
         states: Tensor = self.encoder(**inputs).last_hidden_state
         return states
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Disable dropout temporarily."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
 
 
 def set_dropout(module: nn.Module, rate: float) -> None:

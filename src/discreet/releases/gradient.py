@@ -17,7 +17,7 @@ from discreet.core.randomness import NOISE_FORMAT, Rng, digest
 from discreet.core.types import GradientRelease, TextRelease
 from discreet.data.batches import tokenise, tokens_for
 from discreet.data.corpus import Corpus
-from discreet.models.base import TextModel
+from discreet.models.base import TextModel, evaluating
 from discreet.models.classifier import classifier_of
 from discreet.protections.base import GradientProtection, Live, Once, RepresentationProtection, check_protection
 from discreet.protections.private_sum import PrivateSum, release_once
@@ -113,12 +113,10 @@ def hidden_release(
         check_units(batch, protect)
     rows = np.arange(len(batch), dtype=np.int64)
     hidden = hidden_batch(model, tokens, other, protect, live, rng, rows, 0, 0)
-    was_training = model.training
-    model.eval()
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    loss = hidden_losses(model, protect, live, hidden.inputs, hidden.targets).mean()
-    gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True, materialize_grads=True)
-    model.train(was_training)
+    with evaluating(model):
+        loss = hidden_losses(model, protect, live, hidden.inputs, hidden.targets).mean()
+        gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True, materialize_grads=True)
     stated = one_release_guarantee(live.cost(0, 0)[0], live, batch, rng, delta)
     stated = replace(stated, assumptions=(*stated.assumptions, _KNOWN))
     if stated.exists and not model.settings.frozen:
@@ -173,11 +171,8 @@ def _gradient_sums(
     tokens = tokens_for(model, batch)
     rows = tokens.batch(np.arange(len(batch), dtype=np.int64))
     tape = Tape(model)
-    was_training = model.training
-    model.eval()  # a client disables dropout for gradients that others will use
-    with tape:
+    with evaluating(model), tape:  # a client disables dropout for gradients that others will use
         losses = model.losses(rows.inputs, rows.targets)
-    model.train(was_training)
     owners = None if batch.units is None else torch.from_numpy(batch.unit_index).to(model.device)
     record = tape.backward(losses, owners if protect is not None else None)
     sums: dict[str, torch.Tensor] = {}

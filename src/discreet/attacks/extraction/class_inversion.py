@@ -20,6 +20,7 @@ from discreet.attacks.base import Attack, Family, Returns
 from discreet.core.errors import UnsupportedError, one_of, whole
 from discreet.core.randomness import Rng
 from discreet.core.types import Guess, Knowledge, ModelRelease, Release
+from discreet.models.base import evaluating
 from discreet.models.classifier import Classifier
 
 _SHORTEST_WORD = 3
@@ -61,18 +62,16 @@ class ClassInversion(Attack):
         """Return the text that each class likes best."""
         model = invertible(seen.model)
         vocabulary = torch.from_numpy(whole_words(model.tokenizer)).to(model.device)
-        was_training = model.training
-        model.eval()
         texts, scores = [], []
-        for number in self.classes(model):
-            best_score, best = -np.inf, torch.empty(0)
-            for restart in range(self.restarts):
-                score, tokens = self._search(model, vocabulary, number, rng.fork("search", number, restart))
-                if score > best_score:
-                    best_score, best = score, tokens
-            texts.append(str(model.tokenizer.decode(best.tolist())))
-            scores.append(float(np.exp(best_score)))
-        model.train(was_training)
+        with evaluating(model):
+            for number in self.classes(model):
+                best_score, best = -np.inf, torch.empty(0)
+                for restart in range(self.restarts):
+                    score, tokens = self._search(model, vocabulary, number, rng.fork("search", number, restart))
+                    if score > best_score:
+                        best_score, best = score, tokens
+                texts.append(str(model.tokenizer.decode(best.tolist())))
+                scores.append(float(np.exp(best_score)))
         return Guess(texts=tuple(texts), scores=tuple(scores))
 
     def _search(self, model: Classifier, vocabulary: Tensor, number: int, rng: Rng) -> tuple[float, Tensor]:

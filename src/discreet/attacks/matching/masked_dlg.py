@@ -19,7 +19,7 @@ from discreet.attacks.matching.problems import Problems, Vocabulary
 from discreet.core.errors import UnsupportedError, non_negative, positive, whole
 from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, Guess, Knowledge, Release
-from discreet.models.base import TextModel
+from discreet.models.base import TextModel, evaluating
 from discreet.models.classifier import Classifier
 
 _NAME = "masked DLG"
@@ -313,10 +313,8 @@ class _TextProblem:
         inputs = {"inputs_embeds": vectors, "attention_mask": torch.ones(vectors.shape[:2]).to(vectors)}
         if "token_type_ids" in self.model.tokenizer.model_input_names:
             inputs["token_type_ids"] = torch.zeros_like(inputs["attention_mask"], dtype=torch.int64)
-        was_training = self.model.training
-        self.model.eval()
         # The fused attention kernels have no second derivative.
-        with sdpa_kernel(SDPBackend.MATH), torch.enable_grad():
+        with evaluating(self.model), sdpa_kernel(SDPBackend.MATH), torch.enable_grad():
             scores = self.model.decide(mask * (weights[None] @ self.model.represent(inputs)))
             loss = nn.functional.cross_entropy(scores.float(), self.label)
             gradients = torch.autograd.grad(loss, self.parameters, create_graph=True, allow_unused=True)
@@ -326,7 +324,6 @@ class _TextProblem:
             ]
             distance = torch.stack(terms).sum() / self.squares
             slope = torch.autograd.grad(distance, points)[0]
-        self.model.train(was_training)
         return distance.detach()[None], torch.nan_to_num(slope)
 
 

@@ -13,6 +13,7 @@ from discreet.core.errors import UnsupportedError, invalid
 from discreet.core.types import Knowledge, Release, RepresentationRelease
 from discreet.data.batches import tokenise
 from discreet.data.corpus import Corpus
+from discreet.models.base import evaluating
 from discreet.models.classifier import Classifier
 
 Floats = npt.NDArray[np.float32]
@@ -100,10 +101,8 @@ def representations(model: Classifier, texts: Sequence[str]) -> torch.Tensor:
     tokens = tokenise(Corpus("candidates", tuple(texts)), model.tokenizer, model.max_length, model.device)
     order = np.argsort(tokens.lengths, kind="stable").astype(np.int64)
     out = torch.empty(len(order), model.width)
-    was_training = model.training
-    model.eval()
-    for start in range(0, len(order), _BATCH):
-        rows = order[start : start + _BATCH]
-        out[torch.from_numpy(rows)] = model.represent(tokens.batch(rows).inputs).float().cpu()
-    model.train(was_training)
+    with evaluating(model):
+        for start in range(0, len(order), _BATCH):
+            rows = order[start : start + _BATCH]
+            out[torch.from_numpy(rows)] = model.represent(tokens.batch(rows).inputs).float().cpu()
     return out
