@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -166,7 +166,7 @@ def inputs_of(model: TextModel, module: nn.Module, sentences: Tensor) -> Tensor:
     handle = module.register_forward_pre_hook(capture)
     try:
         with evaluating(model), torch.set_grad_enabled(sentences.requires_grad):
-            model.encoder(**_inputs(model, sentences))
+            model.encoder(**encoder_inputs(model, sentences))
     except _Reached:
         pass
     finally:
@@ -174,11 +174,13 @@ def inputs_of(model: TextModel, module: nn.Module, sentences: Tensor) -> Tensor:
     return captured[0].reshape(*sentences.shape[:2], -1)
 
 
-def _inputs(model: TextModel, sentences: Tensor) -> Mapping[str, Tensor]:
-    ones = torch.ones(sentences.shape[:2], dtype=torch.int64, device=sentences.device)
-    inputs = {"inputs_embeds" if sentences.is_floating_point() else "input_ids": sentences, "attention_mask": ones}
+def encoder_inputs(model: TextModel, sentences: Tensor, mask: Tensor | None = None) -> dict[str, Tensor]:
+    """Return the inputs of an encoder for token ids or word vectors, as single texts; all are read without a mask."""
+    if mask is None:
+        mask = torch.ones(sentences.shape[:2], dtype=torch.int64, device=sentences.device)
+    inputs = {"inputs_embeds" if sentences.is_floating_point() else "input_ids": sentences, "attention_mask": mask}
     if "token_type_ids" in model.tokenizer.model_input_names:
-        inputs["token_type_ids"] = torch.zeros_like(ones)
+        inputs["token_type_ids"] = torch.zeros_like(mask)
     return inputs
 
 
@@ -204,7 +206,7 @@ def _calls(model: TextModel, ids: Tensor) -> list[_Call]:
             handles.append(module.register_forward_hook(recorder(f"encoder.{name}")))
     try:
         with torch.no_grad():
-            model.encoder(**_inputs(model, ids))
+            model.encoder(**encoder_inputs(model, ids))
     finally:
         for handle in handles:
             handle.remove()

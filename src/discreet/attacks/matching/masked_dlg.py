@@ -13,7 +13,7 @@ from torch.func import functional_call, grad, grad_and_value, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from discreet.attacks.base import Attack, TimeLimit
-from discreet.attacks.encoder_layers import dissect, reject_pairs
+from discreet.attacks.encoder_layers import dissect, encoder_inputs, reject_pairs
 from discreet.attacks.matching.lbfgs import Objective, minimise
 from discreet.attacks.matching.problems import Problems, Vocabulary
 from discreet.core.errors import UnsupportedError, non_negative, positive, whole
@@ -310,9 +310,7 @@ class _TextProblem:
         """Return the distance, relative to the norm of the release, and its gradient."""
         points = points.detach().requires_grad_()
         vectors, mask, weights = self.parts(points[0])
-        inputs = {"inputs_embeds": vectors, "attention_mask": torch.ones(vectors.shape[:2]).to(vectors)}
-        if "token_type_ids" in self.model.tokenizer.model_input_names:
-            inputs["token_type_ids"] = torch.zeros_like(inputs["attention_mask"], dtype=torch.int64)
+        inputs = encoder_inputs(self.model, vectors)
         # The fused attention kernels have no second derivative.
         with evaluating(self.model), sdpa_kernel(SDPBackend.MATH), torch.enable_grad():
             scores = self.model.decide(mask * (weights[None] @ self.model.represent(inputs)))
