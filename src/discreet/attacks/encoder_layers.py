@@ -263,11 +263,11 @@ def _embeddings(model: TextModel, ids: Tensor, calls: list[_Call], inputs: Tenso
         raise _unlike(model, "one embedding for words, at most one for positions and at most one for types", counts)
     constant = types[0].output.reshape(-1, model.width)[0] if types else torch.zeros_like(inputs.reshape(-1)[:1])
     offset = int(places[0].input.min()) if places else 0
-    table = _weight(places[0].module)[offset:] if places else inputs.new_zeros(model.max_length, model.width)
+    table = weight_of(places[0].module)[offset:] if places else inputs.new_zeros(model.max_length, model.width)
     for call in norms:
         parts = Embeddings(
             f"{words[0].name}.weight",
-            _weight(words[0].module),
+            weight_of(words[0].module),
             table,
             constant,
             _norm(call.module),
@@ -282,7 +282,8 @@ def _embeddings(model: TextModel, ids: Tensor, calls: list[_Call], inputs: Tenso
     raise _unlike(model, "norm(word + position + type) as the first block's input", "another input")
 
 
-def _weight(module: nn.Module) -> Tensor:
+def weight_of(module: nn.Module) -> Tensor:
+    """Return the weight of a layer without its gradient."""
     weight = module.weight
     assert isinstance(weight, Tensor)
     return weight.detach()
@@ -291,7 +292,7 @@ def _weight(module: nn.Module) -> Tensor:
 def _norm(module: nn.Module) -> nn.LayerNorm | nn.RMSNorm:
     """Return a copy of a LayerNorm or RMSNorm without gradients."""
     if not isinstance(module, nn.LayerNorm):
-        scale = _weight(module)
+        scale = weight_of(module)
         epsilon = getattr(module, "variance_epsilon", None) or getattr(module, "eps", None)  # as transformers names it
         plain = nn.RMSNorm(tuple(scale.shape), eps=epsilon, device=scale.device, dtype=scale.dtype)
         plain.weight.data.copy_(scale)
