@@ -124,11 +124,8 @@ def test_a_little_noise_does_not_hide(tiny_model: Build) -> None:
 @pytest.mark.usefixtures("slow_clock")
 def test_a_time_limit_ends_with_the_best_so_far_and_says_so(tiny_model: Build) -> None:
     model, seen = tiny_model("bert"), open_release(tiny_model("bert"), BATCH.take([0]))
-    seen_steps: list[int] = []
-    guess = replace(QUICK, steps=10**6, seconds=1.0).run(
-        seen, Knowledge(model=model, auxiliary=PUBLIC), Rng(0), lambda step, _: seen_steps.append(step)
-    )
-    assert guess.texts and 0 < guess.details["steps"] == len(seen_steps) < 100
+    guess = replace(QUICK, steps=10**6, seconds=1.0).run(seen, Knowledge(model=model, auxiliary=PUBLIC), Rng(0))
+    assert guess.texts and 0 < guess.details["steps"] < 100
     assert guess.details["stopped_by_time_limit"]
     spent = replace(QUICK, steps=10**6, seconds=1e-6).run(seen, Knowledge(model=model, auxiliary=PUBLIC), Rng(0))
     assert spent.texts and spent.details["steps"] == 0  # the starts alone took longer

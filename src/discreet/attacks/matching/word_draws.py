@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from discreet.attacks.base import Need, TimeLimit
-from discreet.attacks.matching.engine import Progress, SearchingAttack, guess_of, prior_of, set_up
+from discreet.attacks.matching.engine import SearchingAttack, guess_of, prior_of, set_up
 from discreet.attacks.matching.lamp_tag_dlg import LOSSES
 from discreet.attacks.matching.objective import Objective, chunk_size
 from discreet.attacks.matching.polish import Polish, reorderings
@@ -65,7 +65,7 @@ class TextSampler:
         """Return the labels of the best texts if they are not known."""
         return self.onehot
 
-    def resample(self, limit: TimeLimit, until: float, progress: Progress | None = None) -> None:
+    def resample(self, limit: TimeLimit, until: float) -> None:
         """Sample around the best texts, closer in each round, at most until a share of the time limit."""
         settings = self.settings
         for number in range(1, settings.rounds):
@@ -82,8 +82,6 @@ class TextSampler:
                 torch.cat([self.scores, scores], 1),
             )
             self.rounds_done = number + 1
-            if progress is not None:
-                progress(number, float(self.scores[:, 0].mean()))
 
     def _pin(self, tokens: Tensor) -> Tensor:
         return torch.where(self.problems.free[:, None], tokens, self.problems.ids[:, None])
@@ -230,9 +228,7 @@ class WordDraws(SearchingAttack):
         if self.seconds is not None:
             positive("seconds", self.seconds, "It is the time for the whole search.")
 
-    def run_many(
-        self, releases: Sequence[GradientRelease], knows: Knowledge, rng: Rng, progress: Progress | None = None
-    ) -> list[Guess]:
+    def run_many(self, releases: Sequence[GradientRelease], knows: Knowledge, rng: Rng) -> list[Guess]:
         """Return the texts behind several releases of one batch size, attacked together."""
         limit = TimeLimit(self.seconds)
         model, objective = set_up(releases, knows, LOSSES["cosine"], self.label)
@@ -243,7 +239,7 @@ class WordDraws(SearchingAttack):
         prior = prior_of(knows, model)
         seconds = {"ready": limit.passed}
         sampler = TextSampler(self, objective, Vocabulary.of(model, objective.imitation.words), prior, rng)
-        sampler.resample(limit, 0.8 if self.polish else 1.0, progress)
+        sampler.resample(limit, 0.8 if self.polish else 1.0)
         seconds["drawn"] = limit.passed
         tokens, scores = sampler.tokens, sampler.scores
         if self.polish:
