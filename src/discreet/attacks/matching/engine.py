@@ -19,7 +19,7 @@ from discreet.attacks.matching.candidate_gradients import Imitation
 from discreet.attacks.matching.lbfgs import minimise
 from discreet.attacks.matching.objective import MatchingLoss, Objective
 from discreet.attacks.matching.polish import Polish, reorderings
-from discreet.attacks.matching.problems import Problems, Vocabulary
+from discreet.attacks.matching.problems import Problems, Vocabulary, pick
 from discreet.core.errors import invalid, non_negative, one_of, positive, probability, whole
 from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, Guess, Knowledge, Release
@@ -224,9 +224,8 @@ class Search:
         """Return the tokens of the best vectors, (problems, kept, sentences, tokens), and the losses of the vectors."""
         tokens = self._nearest_tokens(self.best)
         order = self.best_loss.argsort(1)
-        index = order[..., None, None].expand_as(tokens)
-        self.best = self.best.gather(1, order.view(*order.shape, 1, 1, 1).expand_as(self.best))
-        return tokens.gather(1, index), self.best_loss.gather(1, order)
+        self.best = pick(self.best, order)
+        return pick(tokens, order), pick(self.best_loss, order)
 
     def _pin(self, x: Tensor) -> Tensor:
         return torch.where(self.free[:, None], x, self.pinned[:, None])
@@ -239,14 +238,10 @@ class Search:
         kept = max(1, self.x.shape[1] // 2)
         chosen = self.best_loss.topk(kept, largest=False).indices
 
-        def select(value: Tensor) -> Tensor:
-            index = chosen.view(*chosen.shape, *(1,) * (value.dim() - 2))
-            return value.gather(1, index.expand(-1, -1, *value.shape[2:]))
-
-        self.x, self.best, self.best_loss = select(self.x), select(self.best), select(self.best_loss)
+        self.x, self.best, self.best_loss = (pick(one, chosen) for one in (self.x, self.best, self.best_loss))
         if self.logits is not None:
-            self.logits = select(self.logits)
-        return select(first), select(second)
+            self.logits = pick(self.logits, chosen)
+        return pick(first, chosen), pick(second, chosen)
 
     def _round(self, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
         """Try other orders of each sentence's tokens, and reorder the optimiser's moments with them."""

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from discreet.attacks.base import TimeLimit
 from discreet.attacks.matching.objective import Objective
-from discreet.attacks.matching.problems import Vocabulary
+from discreet.attacks.matching.problems import Vocabulary, pick
 from discreet.core.errors import probability, whole
 from discreet.core.randomness import Rng
 from discreet.models.ngram import NGram, Prior
@@ -79,14 +79,11 @@ class Polish:
         """Return improved tokens, (problems, 1, sentences, tokens), and their scores, from several candidates."""
         labels = vectors.labels()
         scores = _Score(objective, prior, labels, limit)(tokens)
-        first = scores.argmin(1)
+        first = scores.argmin(1, keepdim=True)
         if labels is not None:
-            labels = labels.expand(-1, tokens.shape[1], -1, -1)
-            labels = labels.gather(1, first.view(-1, 1, 1, 1).expand(-1, 1, *labels.shape[2:]))
+            labels = pick(labels.expand(-1, tokens.shape[1], -1, -1), first)
         score = _Score(objective, prior, labels, limit)
-        now = tokens.gather(1, first.view(-1, 1, 1, 1).expand(-1, 1, *tokens.shape[2:]))
-        best = scores.gather(1, first[:, None])
-        x = vectors.best.gather(1, first.view(-1, 1, 1, 1, 1).expand(-1, 1, *vectors.best.shape[2:]))
+        now, best, x = pick(tokens, first), pick(scores, first), pick(vectors.best, first)
         near = vectors.vocabulary.nearest(x, self.near)  # (problems, 1, sentences, tokens, near)
         doubtful = self._doubtful(objective, x, now)
         source = rng.torch(tokens.device, "Gradient matching")
@@ -183,11 +180,8 @@ def _better(score: _Score, now: Tensor, best: Tensor, tried: Tensor) -> tuple[Te
     """Return the best of the current and the tried tokens, for each problem."""
     scores = torch.cat([best, score(tried)], 1)
     tokens = torch.cat([now, tried], 1)
-    chosen = scores.argmin(1)
-    return (
-        tokens.gather(1, chosen.view(-1, 1, 1, 1).expand(-1, 1, *now.shape[2:])),
-        scores.gather(1, chosen[:, None]),
-    )
+    chosen = scores.argmin(1, keepdim=True)
+    return pick(tokens, chosen), pick(scores, chosen)
 
 
 def reorderings(counts: Tensor, length: int, first: int, proposals: int, source: torch.Generator) -> Tensor:

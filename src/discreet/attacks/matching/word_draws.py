@@ -19,7 +19,7 @@ from discreet.attacks.matching.engine import SearchingAttack, guess_of, prior_of
 from discreet.attacks.matching.lamp_tag_dlg import LOSSES
 from discreet.attacks.matching.objective import Objective, chunk_size
 from discreet.attacks.matching.polish import Polish, reorderings
-from discreet.attacks.matching.problems import Vocabulary
+from discreet.attacks.matching.problems import Vocabulary, pick
 from discreet.core.errors import UnsupportedError, invalid, positive, probability, whole
 from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, Guess, Knowledge
@@ -109,16 +109,13 @@ class TextSampler:
     def _keep_best(self, tokens: Tensor, onehot: Tensor | None, scores: Tensor) -> None:
         """Keep the texts with the smallest scores, best first, without duplicates."""
         order = scores.argsort(1)
-        tokens = tokens.gather(1, order[..., None, None].expand_as(tokens))
-        scores = scores.gather(1, order)
+        tokens, scores = pick(tokens, order), pick(scores, order)
         flat = tokens.flatten(2)
         duplicate = (flat[:, :, None] == flat[:, None]).all(-1).tril(-1).any(-1)
         kept = torch.where(duplicate, torch.inf, scores).argsort(stable=True, dim=1)[:, : self.settings.parents]
-        self.tokens = tokens.gather(1, kept[..., None, None].expand(-1, -1, *tokens.shape[2:]))
-        self.scores = scores.gather(1, kept)
+        self.tokens, self.scores = pick(tokens, kept), pick(scores, kept)
         if onehot is not None:
-            index = order.gather(1, kept)[..., None, None]
-            self.onehot = onehot.gather(1, index.expand(-1, -1, *onehot.shape[2:]))
+            self.onehot = pick(onehot, pick(order, kept))
 
     def _children(self, done: float) -> tuple[Tensor, Tensor | None]:
         """Return variations of the best texts: some reordered, and a share of the words of each resampled."""
@@ -126,8 +123,8 @@ class TextSampler:
         s, parents, b, t = self.tokens.shape
         k = settings.texts
         share = 1 - (1 - settings.last_share) * done
-        chosen = torch.randint(parents, (s, k, 1, 1), generator=self.source, device=device)
-        tokens = self.tokens.gather(1, chosen.expand(s, k, b, t))
+        chosen = torch.randint(parents, (s, k), generator=self.source, device=device)
+        tokens = pick(self.tokens, chosen)
         moved = torch.rand(s, k, generator=self.source, device=device) < settings.moved
         for sentence in range(b):
             counts = self.problems.counts[:, None, sentence].expand(s, k).reshape(-1)
@@ -142,7 +139,7 @@ class TextSampler:
         tokens = torch.where(changed & self.problems.free[:, None], self._sample_words(tokens, done, share), tokens)
         onehot = None
         if self.onehot is not None:
-            onehot = self.onehot.gather(1, chosen.expand(s, k, b, self.onehot.shape[-1]))
+            onehot = pick(self.onehot, chosen)
             other = torch.rand(s, k, b, 1, generator=self.source, device=device) < share
             onehot = torch.where(other, self._random_labels(s, k, b), onehot)
         return tokens, onehot
