@@ -243,14 +243,8 @@ def test_the_polish_gives_each_text_its_own_labels(tiny_model: Build) -> None:
     labels = torch.nn.functional.one_hot(torch.tensor([[[1, 1], [0, 1]]]), 2).float()  # right are 0 and 1
     tokens = torch.stack([wrong, ids])[None]
 
-    class Texts:
-        vocabulary = Vocabulary.of(model, objective.imitation.words)
-        best = objective.imitation.words[tokens]
-
-        def labels(self) -> torch.Tensor:
-            return labels
-
-    found, scores = Polish(rounds=1).run(objective, tokens, Texts(), None, TimeLimit(), Rng(0))
+    vocabulary, vectors = Vocabulary.of(model, objective.imitation.words), objective.imitation.words[tokens]
+    found, scores = Polish(rounds=1).run(objective, vocabulary, tokens, vectors, labels, None, TimeLimit(), Rng(0))
     assert torch.equal(found[0, 0], ids) and float(scores) < 1e-3
 
 

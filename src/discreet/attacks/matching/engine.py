@@ -127,7 +127,9 @@ class Search:
             if tokens is not None:
                 nearest, self.best = torch.cat([nearest, tokens], 1), self.best.expand(-1, 2, -1, -1, -1)
             source = rng.fork("polish", number)
-            nearest, losses = settings.polish.run(self.objective, nearest, self, self.prior, self.limit, source)
+            nearest, losses = settings.polish.run(
+                self.objective, self.vocabulary, nearest, self.best, self.labels(), self.prior, self.limit, source
+            )
         self.limit = whole
         return nearest, losses
 

@@ -6,7 +6,6 @@ Moves on the order of a sentence's tokens are: swap two, move one, move a segmen
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -21,21 +20,6 @@ from discreet.models.ngram import NGram, Prior
 
 _COMMON = 2000  # most frequent tokens among which the prior proposes
 _SOLVED = 0.01  # a text with at most this loss and no better neighbour is accepted
-
-
-class Vectors(Protocol):
-    """The result of the descent: the best vectors, and the vocabulary to decode them."""
-
-    vocabulary: Vocabulary
-
-    @property
-    def best(self) -> Tensor:
-        """The best vectors so far, (problems, kept, sentences, tokens, width)."""
-        ...
-
-    def labels(self) -> Tensor | None:
-        """Return soft labels if they are learned."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -70,21 +54,25 @@ class Polish:
     def run(
         self,
         objective: Objective,
+        vocabulary: Vocabulary,
         tokens: Tensor,
-        vectors: Vectors,
+        vectors: Tensor,
+        labels: Tensor | None,
         prior: Prior | None,
         limit: TimeLimit,
         rng: Rng,
     ) -> tuple[Tensor, Tensor]:
-        """Return improved tokens, (problems, 1, sentences, tokens), and their scores, from several candidates."""
-        labels = vectors.labels()
+        """Return improved tokens, (problems, 1, sentences, tokens), and their scores, from several candidates.
+
+        `vectors` are those that the candidates' tokens were read from, and `labels` soft labels where they are learned.
+        """
         scores = _Score(objective, prior, labels, limit)(tokens)
         first = scores.argmin(1, keepdim=True)
         if labels is not None:
             labels = pick(labels.expand(-1, tokens.shape[1], -1, -1), first)
         score = _Score(objective, prior, labels, limit)
-        now, best, x = pick(tokens, first), pick(scores, first), pick(vectors.best, first)
-        near = vectors.vocabulary.nearest(x, self.near)  # (problems, 1, sentences, tokens, near)
+        now, best, x = pick(tokens, first), pick(scores, first), pick(vectors, first)
+        near = vocabulary.nearest(x, self.near)  # (problems, 1, sentences, tokens, near)
         doubtful = self._doubtful(objective, x, now)
         source = rng.torch(tokens.device, "Gradient matching")
         quiet = 0
@@ -94,7 +82,7 @@ class Polish:
             if quiet:  # no improvement at the doubtful positions, so try all of them
                 doubtful = objective.problems.free
             before = best.clone()
-            now, best = self._exchanges(objective, score, vectors.vocabulary, near, doubtful, now, best)
+            now, best = self._exchanges(objective, score, vocabulary, near, doubtful, now, best)
             now, best = self._reorderings(objective, score, now, best, source)
             quiet = quiet + 1 if bool((best >= before - 1e-9).all()) else 0
         return now, best

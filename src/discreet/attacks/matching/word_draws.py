@@ -56,15 +56,6 @@ class TextSampler:
         self._keep_best(self.tokens, self.onehot, self.scores)
         self.rounds_done = 1
 
-    @property
-    def best(self) -> Tensor:
-        """The vectors of the best texts."""
-        return self.words[self.tokens]
-
-    def labels(self) -> Tensor | None:
-        """Return the labels of the best texts if they are not known."""
-        return self.onehot
-
     def resample(self, limit: TimeLimit, until: float) -> None:
         """Sample around the best texts, closer in each round, at most until a share of the time limit."""
         settings = self.settings
@@ -235,13 +226,17 @@ class WordDraws(SearchingAttack):
             )
         prior = prior_of(knows, model)
         seconds = {"ready": limit.passed}
-        sampler = TextSampler(self, objective, Vocabulary.of(model, objective.imitation.words), prior, rng)
+        vocabulary = Vocabulary.of(model, objective.imitation.words)
+        sampler = TextSampler(self, objective, vocabulary, prior, rng)
         sampler.resample(limit, 0.8 if self.polish else 1.0)
         seconds["drawn"] = limit.passed
         tokens, scores = sampler.tokens, sampler.scores
         if self.polish:
             polish = Polish(self.polish, near=3, cheap=6, orders=48, likely=10, places=1.0)
-            tokens, scores = polish.run(objective, tokens, sampler, prior, limit, rng.fork("polish"))
+            vectors = sampler.words[tokens]
+            tokens, scores = polish.run(
+                objective, vocabulary, tokens, vectors, sampler.onehot, prior, limit, rng.fork("polish")
+            )
         seconds["ended"] = limit.passed
         details = {"steps": sampler.rounds_done, "seconds": seconds, "stopped_by_time_limit": limit.reached}
         return [guess_of(model, objective.problems, s, tokens[s], scores[s], details) for s in range(len(releases))]
