@@ -402,6 +402,10 @@ class SearchingAttack(Attack):
 class MatchingAttack(SearchingAttack):
     """Base class of DLG, TAG and LAMP, which are settings of the engine."""
 
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        self.engine()
+
     def run_many(self, releases: Sequence[GradientRelease], knows: Knowledge, rng: Rng) -> list[Guess]:
         """Return the texts behind several releases of one batch size, attacked together."""
         return self.engine().run(releases, knows, rng, self.label)
