@@ -19,11 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from discreet.attacks.base import Attack, Need, Returns
-from discreet.attacks.representation.candidates import matrix, released, representations
+from discreet.attacks.representation.candidates import known_vectors, matrix, released
 from discreet.core.errors import UnsupportedError, invalid, positive, whole
 from discreet.core.randomness import Rng
 from discreet.core.types import Guess, Knowledge, Release, RepresentationRelease
-from discreet.models.classifier import Classifier
 
 _NAME = "Embedding inversion"
 _HELD_OUT = 10  # one sentence in ten is used to choose the threshold
@@ -123,9 +122,7 @@ def best_cut(chances: npt.NDArray[np.float32], bags: npt.NDArray[np.float32]) ->
 
 
 def _auxiliary(knows: Knowledge, width: int) -> tuple[Sequence[str], npt.NDArray[np.float32]]:
-    values = knows.extra.get("auxiliary")
-    if values is None and knows.auxiliary and isinstance(knows.model, Classifier):
-        values = representations(knows.model, knows.auxiliary)
+    values = known_vectors(knows, "auxiliary", knows.auxiliary)
     if values is None or not knows.auxiliary:
         raise UnsupportedError(
             f"Expected auxiliary text for {_NAME}, got none. Pass Knowledge(auxiliary=texts, model=the public "

@@ -15,7 +15,7 @@ import numpy as np
 
 from discreet.attacks.base import Attack, Mixing, Need
 from discreet.attacks.representation.candidates import candidates, released
-from discreet.attacks.representation.index import Index, unit
+from discreet.attacks.representation.index import RANKED, nearest
 from discreet.attacks.representation.unmask import Unmasker
 from discreet.core.errors import one_of, whole
 from discreet.core.randomness import Rng
@@ -23,7 +23,6 @@ from discreet.core.types import Guess, Knowledge, Release, RepresentationRelease
 
 SCORES = ("signed", "absolute", "least-squares")
 _NAME = "Similarity search"
-_RANKED = 5
 
 
 @dataclass(frozen=True)
@@ -71,20 +70,13 @@ class Similarity(Attack):
                 scores=tuple(mixture.weights[0] for mixture in mixtures),
                 indices=best,
                 details={
-                    "ranked": tuple(mixture.rows[:_RANKED] for mixture in mixtures),
-                    "weights": tuple(mixture.weights[:_RANKED] for mixture in mixtures),
+                    "ranked": tuple(mixture.rows[:RANKED] for mixture in mixtures),
+                    "weights": tuple(mixture.weights[:RANKED] for mixture in mixtures),
                     "misfit": tuple(mixture.misfit for mixture in mixtures),
                 },
             )
         transform = np.abs if self.score == "absolute" else np.asarray
-        ranked, cosines = Index(unit(transform(pool.vectors))).search(unit(transform(queries)), _RANKED)
-        best = tuple(int(row) for row in ranked[:, 0])
-        return Guess(
-            texts=pool.named(best),
-            scores=tuple(float(score) for score in cosines[:, 0]),
-            indices=best,
-            details={"ranked": tuple(tuple(int(row) for row in rows) for rows in ranked)},
-        )
+        return nearest(pool, transform(pool.vectors), transform(queries))
 
     @property
     def misled_by_masks(self) -> bool:
