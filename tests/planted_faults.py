@@ -193,7 +193,7 @@ FAULTS = (
     ),
     Fault(
         "an audit does not compare the noise of steps",
-        "return Check(Aspect.NOISE_STEPS, _corrected([*pairs, *totals]), found)",
+        'return Check(Aspect.NOISE_STEPS, _corrected([*pairs, *_by_block(parts, "totals", "width")]), found)',
         "return Check(Aspect.NOISE_STEPS, 1.0, found)",
         ("test_an_audit_of_a_run_refutes_every_planted_fault",),
     ),
