@@ -191,22 +191,6 @@ class _Forward(nn.Module):
         return self.model.decide(mask * (weights[None] @ self.model.represent(inputs)))
 
 
-def hidden_gradients(
-    model: nn.Module, inputs: Tensor, masks: Tensor, weights: Tensor, targets: Tensor
-) -> dict[str, Tensor]:
-    """Return the gradient of each masked mixture: (runs, k, …) inputs, (runs, width) masks, (runs, k) weights.
-
-    Guarantee: none, a gradient reveals its input.
-    """
-    forward, parameters = _Forward(model), _parameters(model)
-
-    def one(x: Tensor, mask: Tensor, weight: Tensor, target: Tensor) -> dict[str, Tensor]:
-        return grad(_loss, argnums=1)(forward, parameters, x, mask, weight, target)  # type: ignore[no-any-return]
-
-    gradients = vmap(one)(inputs, masks, weights, targets)
-    return {name.removeprefix("model."): value for name, value in gradients.items()}
-
-
 def _loss(
     forward: nn.Module, parameters: dict[str, Tensor], inputs: Tensor, mask: Tensor, weights: Tensor, target: Tensor
 ) -> Tensor:
