@@ -88,14 +88,13 @@ class TradeOff:
 class Family:
     """Trade-off curves that get lower as one parameter grows, and the epsilon of each at a delta.
 
-    `start` is where the search for the largest rejected parameter begins. An audit that reports an epsilon assumes
-    that the truth is in the family; testing one declared curve assumes nothing.
+    An audit that reports an epsilon assumes that the truth is in the family; testing one declared curve assumes
+    nothing.
     """
 
     name: str
     trade_off: Callable[[float], Callable[[float], float]]
     epsilon: Callable[[float, float], float]
-    start: float = 1.0
 
 
 def gaussian() -> Family:
@@ -123,22 +122,6 @@ def epsilon_delta(delta: float) -> Family:
 def _at_zero(epsilon: float, delta: float) -> float:
     """Return delta at epsilon 0 of the largest curve that is (epsilon, delta)-private."""
     return float(curves.pure(epsilon, delta).present(np.zeros(1))[0])
-
-
-def of_events(name: str, make: Callable[[float], DpEvent], adjacency: Adjacency, start: float = 1.0) -> Family:
-    """Return the family of an event with one free parameter, by its exact curve: more of it is less private.
-
-    With it von Mises–Fisher directions, PrivUnit, Laplace noise and sampled, composed Gaussian noise are audited as
-    what they are.
-    """
-
-    def of(strength: float) -> Callable[[float], float]:
-        return trade_off_of(make(strength), adjacency)
-
-    def epsilon(strength: float, delta: float) -> float:
-        return epsilon_of(make(strength), delta, adjacency)
-
-    return Family(name, of, epsilon, start)
 
 
 def priv_unit(dimension: int) -> Family:
@@ -184,7 +167,14 @@ def family_of(event: DpEvent, adjacency: Adjacency) -> Family:
         raise UnsupportedError(f"Expected an event with a guarantee, got none: {'; '.join(parts.reasons)}.")
     if not parts.uses:
         return gaussian()
-    return of_events("this mechanism with any strength of noise", lambda factor: scaled(event, factor), adjacency)
+
+    def of(strength: float) -> TradeOff:
+        return trade_off_of(scaled(event, strength), adjacency)
+
+    def epsilon(strength: float, delta: float) -> float:
+        return epsilon_of(scaled(event, strength), delta, adjacency)
+
+    return Family("this mechanism with any strength of noise", of, epsilon)
 
 
 _WRAPPERS = (
