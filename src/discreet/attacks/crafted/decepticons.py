@@ -18,12 +18,12 @@ from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
-from discreet.attacks.base import Attack, Need
+from discreet.attacks.base import GradientAttack, Need
 from discreet.attacks.crafted.weights import Layout, craft, residual, sources
 from discreet.attacks.encoder_layers import Anatomy, Block, blocks_of, dissect, model_of, weight_of
 from discreet.core.errors import UnsupportedError, positive, probability, whole
 from discreet.core.randomness import Rng
-from discreet.core.types import GradientRelease, Guess, Knowledge, Release
+from discreet.core.types import GradientRelease, Guess, Knowledge
 from discreet.models.base import TextModel
 from discreet.models.language_model import LanguageModel
 
@@ -38,7 +38,7 @@ _MOST = 0.8  # share of the clear states that the sentences together must contai
 
 
 @dataclass(frozen=True)
-class Decepticons(Attack):
+class Decepticons(GradientAttack):
     """An active attack in two steps: `craft` returns the weights that the server sends, `run` decodes the gradient.
 
     `sharpness` makes the activation a step: a state is either above or below a threshold. A state is used if its
@@ -59,7 +59,6 @@ class Decepticons(Attack):
     states: int = 2048
 
     name: ClassVar[str] = "decepticons"
-    sees: ClassVar[type[Release]] = GradientRelease
     needs: ClassVar[frozenset[Need]] = frozenset({Need.CRAFTED_MODEL})
 
     def __post_init__(self) -> None:

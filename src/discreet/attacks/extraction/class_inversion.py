@@ -16,10 +16,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from discreet.attacks.base import Attack, Family, Returns
+from discreet.attacks.base import ExtractionAttack, Returns
 from discreet.core.errors import UnsupportedError, one_of, whole
 from discreet.core.randomness import Rng
-from discreet.core.types import Guess, Knowledge, ModelRelease, Release
+from discreet.core.types import Guess, Knowledge, ModelRelease
 from discreet.models.base import evaluating
 from discreet.models.classifier import Classifier
 
@@ -27,7 +27,7 @@ _SHORTEST_WORD = 3
 
 
 @dataclass(frozen=True)
-class ClassInversion(Attack):
+class ClassInversion(ExtractionAttack):
     """Return for each class of a classifier a text of `words` words with the highest probability of that class.
 
     The search starts `restarts` times from random words and takes `steps` steps; in each, `swaps` replacements are
@@ -43,8 +43,6 @@ class ClassInversion(Attack):
     class_name: str = ""
 
     name: ClassVar[str] = "class-inversion"
-    sees: ClassVar[type[Release]] = ModelRelease
-    family: ClassVar[Family] = Family.EXTRACTION
     returns: ClassVar[Returns] = Returns.TEXTS
 
     def __post_init__(self) -> None:

@@ -20,10 +20,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from discreet.attacks.base import Attack, Family, Need, Returns
+from discreet.attacks.base import ExtractionAttack, Need, Returns
 from discreet.core.errors import UnsupportedError, invalid, non_negative, open_probability, whole
 from discreet.core.randomness import Rng
-from discreet.core.types import Guess, Knowledge, ModelRelease, Release
+from discreet.core.types import Guess, Knowledge, ModelRelease
 from discreet.models.base import evaluating
 from discreet.models.encoder import quiet
 
@@ -77,7 +77,7 @@ class Prompt:
 
 
 @dataclass(frozen=True)
-class DiscoverableExtraction(Attack):
+class DiscoverableExtraction(ExtractionAttack):
     """Sample continuations of prompts: the first `prefix` tokens of a text, whose next `suffix` tokens are private.
 
     `extra["prompts"]` holds the prompts as tokens. `samples` continuations of each are sampled at `temperature` from
@@ -93,8 +93,6 @@ class DiscoverableExtraction(Attack):
     top_k: int = 40
 
     name: ClassVar[str] = "extraction"
-    sees: ClassVar[type[Release]] = ModelRelease
-    family: ClassVar[Family] = Family.EXTRACTION
     returns: ClassVar[Returns] = Returns.TEXTS
     needs: ClassVar[frozenset[Need]] = frozenset({Need.PROMPTS})
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from discreet.attacks.base import Attack, TimeLimit
+from discreet.attacks.base import GradientAttack, TimeLimit
 from discreet.attacks.encoder_layers import dissect, model_of
 from discreet.attacks.matching.candidate_gradients import Imitation
 from discreet.attacks.matching.lbfgs import minimise
@@ -22,7 +22,7 @@ from discreet.attacks.matching.polish import Polish, reorderings
 from discreet.attacks.matching.problems import Problems, Vocabulary, pick
 from discreet.core.errors import invalid, non_negative, one_of, positive, probability, whole
 from discreet.core.randomness import Rng
-from discreet.core.types import GradientRelease, Guess, Knowledge, Release
+from discreet.core.types import GradientRelease, Guess, Knowledge
 from discreet.models.base import TextModel
 from discreet.models.ngram import NGram, Prior
 
@@ -380,10 +380,9 @@ class Matching(SearchSettings):
         return [guess_of(model, problems, s, tokens[s], losses[s], details) for s in range(len(releases))]
 
 
-class SearchingAttack(Attack):
+class SearchingAttack(GradientAttack):
     """Base class of attacks that search for texts, for several releases at once."""
 
-    sees: ClassVar[type[Release]] = GradientRelease
     has_time_limit: ClassVar[bool] = True
 
     def run(self, seen: GradientRelease, knows: Knowledge, rng: Rng) -> Guess:

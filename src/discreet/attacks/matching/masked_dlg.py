@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, grad_and_value, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from discreet.attacks.base import Attack, TimeLimit
+from discreet.attacks.base import GradientAttack, TimeLimit
 from discreet.attacks.encoder_layers import dissect, encoder_inputs, reject_pairs
 from discreet.attacks.matching.lbfgs import Objective, minimise
 from discreet.attacks.matching.problems import Problems, Vocabulary
 from discreet.core.errors import UnsupportedError, non_negative, positive, whole
 from discreet.core.randomness import Rng
-from discreet.core.types import GradientRelease, Guess, Knowledge, Release
+from discreet.core.types import GradientRelease, Guess, Knowledge
 from discreet.models.base import TextModel, evaluating
 from discreet.models.classifier import Classifier
 
@@ -49,7 +49,7 @@ class Recovered:
 
 
 @dataclass(frozen=True)
-class MaskedDLG(Attack):
+class MaskedDLG(GradientAttack):
     """Gradient matching with the squared distance, by L-BFGS, against a client that masks its representation.
 
     The attacker knows the network, the gradient and the label, and optimizes the input and a real-valued mask from
@@ -73,7 +73,6 @@ class MaskedDLG(Attack):
     seconds: float | None = None
 
     name: ClassVar[str] = "masked-dlg"
-    sees: ClassVar[type[Release]] = GradientRelease
     has_time_limit: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

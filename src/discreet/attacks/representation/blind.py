@@ -21,12 +21,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from discreet.attacks.base import Attack, Mixing, Need
+from discreet.attacks.base import Mixing, Need, VectorAttack
 from discreet.attacks.representation.candidates import Doubles, accelerated, known_vectors, matrix, released, statistics
 from discreet.attacks.representation.index import Index, unit
 from discreet.core.errors import UnsupportedError, invalid, whole
 from discreet.core.randomness import Rng
-from discreet.core.types import Guess, Knowledge, Release, RepresentationRelease
+from discreet.core.types import Guess, Knowledge, RepresentationRelease
 
 _NAME = "Blind reconstruction"
 Rows = npt.NDArray[np.int64]
@@ -38,7 +38,7 @@ _RIDGE = 1e-2
 
 
 @dataclass(frozen=True)
-class BlindReconstruction(Attack):
+class BlindReconstruction(VectorAttack):
     """Reconstruct `count` private vectors from their mixtures under one of `masks` reused masks (0 for no mask).
 
     It needs no candidates, but `extra["public"]`, vectors of public text of the same kind from the same encoder, or the
@@ -53,7 +53,6 @@ class BlindReconstruction(Attack):
     turns: int = 8
 
     name: ClassVar[str] = "blind"
-    sees: ClassVar[type[Release]] = RepresentationRelease
     needs: ClassVar[frozenset[Need]] = frozenset({Need.PUBLIC_VECTORS})
 
     def __post_init__(self) -> None:

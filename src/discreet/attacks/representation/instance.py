@@ -16,12 +16,12 @@ from typing import ClassVar, Self
 import numpy as np
 import torch
 
-from discreet.attacks.base import Attack, Mixing, Need
+from discreet.attacks.base import Mixing, Need, VectorAttack
 from discreet.attacks.representation.candidates import Candidates, Doubles, Floats, accelerated, candidates, released
 from discreet.attacks.representation.unmask import Unmasker
 from discreet.core.errors import invalid, whole
 from discreet.core.randomness import Rng
-from discreet.core.types import Guess, Knowledge, Release, RepresentationRelease
+from discreet.core.types import Guess, Knowledge, RepresentationRelease
 
 _NAME = "Instance reconstruction"
 _STEPS = 400
@@ -29,7 +29,7 @@ _MOST = 2000  # candidates in the convex program: those that the covariance favo
 
 
 @dataclass(frozen=True)
-class InstanceReconstruction(Attack):
+class InstanceReconstruction(VectorAttack):
     """Identify the `count` private vectors behind many encodings, each a mixture of `mix` of them.
 
     `masked` means that signs are hidden: up to `used` random encodings are then undone one by one. Otherwise the attack
@@ -49,7 +49,6 @@ class InstanceReconstruction(Attack):
     used: int = 400
 
     name: ClassVar[str] = "instance"
-    sees: ClassVar[type[Release]] = RepresentationRelease
     needs: ClassVar[frozenset[Need]] = frozenset({Need.CANDIDATES})
 
     def __post_init__(self) -> None:

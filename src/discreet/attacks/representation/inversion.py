@@ -18,11 +18,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from discreet.attacks.base import Attack, Need, Returns
+from discreet.attacks.base import Need, Returns, VectorAttack
 from discreet.attacks.representation.candidates import known_vectors, matrix, released
 from discreet.core.errors import UnsupportedError, invalid, positive, whole
 from discreet.core.randomness import Rng
-from discreet.core.types import Guess, Knowledge, Release, RepresentationRelease
+from discreet.core.types import Guess, Knowledge, RepresentationRelease
 
 _NAME = "Embedding inversion"
 _HELD_OUT = 10  # one sentence in ten is used to choose the threshold
@@ -30,7 +30,7 @@ _CUTS = np.linspace(0.05, 0.9, 35)
 
 
 @dataclass(frozen=True)
-class EmbeddingInversion(Attack):
+class EmbeddingInversion(VectorAttack):
     """Return the words of the sentence of each released vector, most likely first.
 
     `Knowledge` holds `auxiliary`, the attacker's own sentences, and `extra["auxiliary"]`, their vectors as the
@@ -49,7 +49,6 @@ class EmbeddingInversion(Attack):
     rate: float = 1e-3
 
     name: ClassVar[str] = "inversion"
-    sees: ClassVar[type[Release]] = RepresentationRelease
     returns: ClassVar[Returns] = Returns.BAG_OF_WORDS
     needs: ClassVar[frozenset[Need]] = frozenset({Need.AUXILIARY_VECTORS})
     aligned: ClassVar[bool] = True

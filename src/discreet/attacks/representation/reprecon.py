@@ -15,18 +15,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from discreet.attacks.base import Attack, Need
+from discreet.attacks.base import Need, VectorAttack
 from discreet.attacks.representation.candidates import candidates, matrix, released
 from discreet.attacks.representation.index import nearest
 from discreet.core.errors import UnsupportedError, invalid, positive, whole
 from discreet.core.randomness import Rng
-from discreet.core.types import Guess, Knowledge, Release, RepresentationRelease
+from discreet.core.types import Guess, Knowledge, RepresentationRelease
 
 _NAME = "Representation reconstruction"
 
 
 @dataclass(frozen=True)
-class RepRecon(Attack):
+class RepRecon(VectorAttack):
     """Train a network on pairs of released and unprotected vectors, reconstruct the release, and search for it.
 
     With `absolute` the network maps absolute values only. `Knowledge` holds candidates as for similarity search, and
@@ -44,7 +44,6 @@ class RepRecon(Attack):
     rate: float = 1e-3
 
     name: ClassVar[str] = "reprecon"
-    sees: ClassVar[type[Release]] = RepresentationRelease
     needs: ClassVar[frozenset[Need]] = frozenset({Need.CANDIDATES, Need.PAIRS})
     aligned: ClassVar[bool] = True
 

@@ -13,20 +13,20 @@ from typing import ClassVar, Self
 
 import numpy as np
 
-from discreet.attacks.base import Attack, Mixing, Need
+from discreet.attacks.base import Mixing, Need, VectorAttack
 from discreet.attacks.representation.candidates import candidates, released
 from discreet.attacks.representation.index import RANKED, nearest
 from discreet.attacks.representation.unmask import Unmasker
 from discreet.core.errors import one_of, whole
 from discreet.core.randomness import Rng
-from discreet.core.types import Guess, Knowledge, Release, RepresentationRelease
+from discreet.core.types import Guess, Knowledge, RepresentationRelease
 
 SCORES = ("signed", "absolute", "least-squares")
 _NAME = "Similarity search"
 
 
 @dataclass(frozen=True)
-class Similarity(Attack):
+class Similarity(VectorAttack):
     """Return the candidate nearest to each released vector.
 
     `score` is `signed` (cosine, as in the paper), `absolute` (cosine of absolute values, which masks do not change) or
@@ -47,7 +47,6 @@ class Similarity(Attack):
     shortlist: int = 64
 
     name: ClassVar[str] = "rss"
-    sees: ClassVar[type[Release]] = RepresentationRelease
     needs: ClassVar[frozenset[Need]] = frozenset({Need.CANDIDATES})
     aligned: ClassVar[bool] = True
 

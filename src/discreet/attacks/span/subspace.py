@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from discreet.attacks.base import Attack, TimeLimit
+from discreet.attacks.base import GradientAttack, TimeLimit
 from discreet.attacks.encoder_layers import Anatomy, dissect, model_of
 from discreet.attacks.span.sentence_search import Budget, Check, Checks, Choices, Sentence, penalize_used, search
 from discreet.attacks.span.spans import Span, nearest_tokens, span_of
 from discreet.core.errors import UnsupportedError, non_negative, positive, whole
 from discreet.core.randomness import Rng
-from discreet.core.types import GradientRelease, Guess, Knowledge, Release
+from discreet.core.types import GradientRelease, Guess, Knowledge
 from discreet.models.base import TextModel
 
 _NAME = "the subspace attack"
@@ -19,7 +19,7 @@ _AS_CLOSE = 2.0  # a sentence is preferred to a prefix of another up to this fac
 
 
 @dataclass(frozen=True)
-class Subspace(Attack):
+class Subspace(GradientAttack):
     """Find the sentence whose states lie closest to the noisy spans, by gradient descent on their distance.
 
     DAGER tests whether a state lies in a span, which small noise makes false. This attack searches for the closest
@@ -47,7 +47,6 @@ class Subspace(Attack):
     seconds: float | None = None
 
     name: ClassVar[str] = "subspace"
-    sees: ClassVar[type[Release]] = GradientRelease
     has_time_limit: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
