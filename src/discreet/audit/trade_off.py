@@ -18,19 +18,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from discreet.accounting import curve as curves
+from discreet.accounting import events
 from discreet.accounting.curve import Array, Curve
-from discreet.accounting.events import (
-    ClippedSumDpEvent,
-    DpEvent,
-    GaussianDpEvent,
-    LaplaceDpEvent,
-    PoissonSampledDpEvent,
-    RandomAllocationDpEvent,
-    SampledWithoutReplacementDpEvent,
-    SelfComposedDpEvent,
-    TruncatedSubsampledGaussianDpEvent,
-    VisibleVectorsDpEvent,
-)
+from discreet.accounting.events import DpEvent
 from discreet.accounting.gdp import bisect_up
 from discreet.accounting.interpret import epsilon as epsilon_of
 from discreet.accounting.losses import curve_of
@@ -178,22 +168,23 @@ def family_of(event: DpEvent, adjacency: Adjacency) -> Family:
 
 
 _WRAPPERS = (
-    PoissonSampledDpEvent,
-    RandomAllocationDpEvent,
-    SampledWithoutReplacementDpEvent,
-    SelfComposedDpEvent,
-    VisibleVectorsDpEvent,
+    events.PoissonSampledDpEvent,
+    events.RandomAllocationDpEvent,
+    events.SampledWithoutReplacementDpEvent,
+    events.SelfComposedDpEvent,
+    events.VisibleVectorsDpEvent,
 )
-
-
-_MULTIPLIED = (GaussianDpEvent, ClippedSumDpEvent, LaplaceDpEvent, TruncatedSubsampledGaussianDpEvent)
+_MULTIPLIED = (
+    events.GaussianDpEvent,
+    events.ClippedSumDpEvent,
+    events.LaplaceDpEvent,
+    events.TruncatedSubsampledGaussianDpEvent,
+)
 
 
 def scaled(event: DpEvent, factor: float) -> DpEvent:
     """Return an event whose noise is divided, or whose epsilon or kappa is multiplied, by a factor."""
     import attr
-
-    from discreet.accounting import events
 
     non_negative("factor", factor)
     kind = type(event)
