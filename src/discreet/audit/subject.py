@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -69,9 +69,7 @@ class OneRun:
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
         return {
-            "canaries": self.outcome.canaries,
-            "guesses": self.outcome.guesses,
-            "right": self.outcome.right,
+            **asdict(self.outcome),
             "fdp": self.fdp,
             "steinke": self.steinke,
             "order_statistics": self.order,
