@@ -18,8 +18,9 @@ from typing import Any
 import torch
 from scipy.stats import spearmanr
 from torch import Tensor, nn
+from torch.func import grad, vmap
 
-from discreet.attacks.matching.masked_dlg import MaskedDLG, hidden_gradients
+from discreet.attacks.matching.masked_dlg import MaskedDLG, _Forward, _loss, _parameters
 from discreet.core.randomness import Rng
 from discreet.metrics.intervals import clopper_pearson
 
@@ -52,6 +53,22 @@ class SmallNetwork(nn.Module):
         """Return class scores."""
         scores: Tensor = self.head(vectors)
         return scores
+
+
+def hidden_gradients(
+    model: nn.Module, inputs: Tensor, masks: Tensor, weights: Tensor, targets: Tensor
+) -> dict[str, Tensor]:
+    """Return the gradient of each masked mixture: (runs, k, …) inputs, (runs, width) masks, (runs, k) weights.
+
+    Guarantee: none, a gradient reveals its input.
+    """
+    forward, parameters = _Forward(model), _parameters(model)
+
+    def one(x: Tensor, mask: Tensor, weight: Tensor, target: Tensor) -> dict[str, Tensor]:
+        return grad(_loss, argnums=1)(forward, parameters, x, mask, weight, target)  # type: ignore[no-any-return]
+
+    gradients = vmap(one)(inputs, masks, weights, targets)
+    return {name.removeprefix("model."): value for name, value in gradients.items()}
 
 
 def arguments() -> argparse.Namespace:

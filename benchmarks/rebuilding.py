@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.hidden_vectors import SCHEMES, distinct, encoded, hide, shown
+from benchmarks.vector_metrics import matched_cosines, recovered
 from discreet.attacks.representation.blind import BlindReconstruction
 from discreet.attacks.representation.index import unit
 from discreet.attacks.representation.instance import InstanceReconstruction
@@ -21,7 +22,7 @@ from discreet.attacks.representation.inversion import EmbeddingInversion
 from discreet.attacks.representation.reprecon import RepRecon
 from discreet.core.randomness import Rng
 from discreet.core.types import Guess, Knowledge, Leakage, RepresentationRelease
-from discreet.metrics.retrieval import matched_cosines, recovered, retrieval
+from discreet.metrics.retrieval import retrieval
 from discreet.metrics.table import text_leakage
 from discreet.protections.base import clip
 from discreet.protections.instance_encoding import InstanceEncoding

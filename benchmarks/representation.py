@@ -21,11 +21,12 @@ import torch
 
 from benchmarks.hidden_vectors import SCHEMES, distinct, encoded, hide, shown
 from benchmarks.rebuilding import instance, inversion, reprecon
+from benchmarks.vector_metrics import constituents
 from discreet.attacks.representation.index import Index, unit
 from discreet.attacks.representation.similarity import SCORES, Similarity
 from discreet.core.randomness import Rng
 from discreet.core.types import Knowledge
-from discreet.metrics.retrieval import constituents, retrieval
+from discreet.metrics.retrieval import retrieval
 
 _LAST = "least-squares"
 

@@ -193,7 +193,7 @@ FAULTS = (
     ),
     Fault(
         "an audit does not compare the noise of steps",
-        "return Check(Aspect.NOISE_STEPS, _corrected([*pairs, *totals]), found)",
+        'return Check(Aspect.NOISE_STEPS, _corrected([*pairs, *_by_block(parts, "totals", "width")]), found)',
         "return Check(Aspect.NOISE_STEPS, 1.0, found)",
         ("test_an_audit_of_a_run_refutes_every_planted_fault",),
     ),
@@ -471,8 +471,8 @@ FAULTS = (
     ),
     Fault(
         "the interval of a rate is too narrow",
-        "    tail = (1 - confidence) / 2\n    low = float(beta.ppf(tail, successes, trials - successes + 1))",
-        "    tail = 1 - confidence\n    low = float(beta.ppf(tail, successes, trials - successes + 1))",
+        "    tail = (1 - confidence) / 2\n    return float(lower_rates(successes, trials, tail))",
+        "    tail = 1 - confidence\n    return float(lower_rates(successes, trials, tail))",
         ("test_rates_agree_with_scipy", "test_the_exact_interval_covers_at_least_as_often_as_it_says"),
     ),
     Fault(

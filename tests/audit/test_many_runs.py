@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from discreet.accounting.gdp import gaussian_epsilon
-from discreet.audit.many_runs import lower_rate, many_runs, upper_rate
+from discreet.audit.many_runs import many_runs
 from discreet.audit.sequential import Sequential, sequential
 from discreet.core.errors import DataError, SettingError
 from discreet.core.randomness import Rng
-from discreet.metrics.intervals import clopper_pearson
+from discreet.metrics.intervals import clopper_pearson, lower_rates, upper_rates
 
 
 def gaussian(mu: float) -> Callable[[bool, int, Rng], Any]:
@@ -61,8 +61,8 @@ def test_a_smaller_score_can_be_the_sign_of_the_record() -> None:
 def test_bounds_of_rates_are_those_of_clopper_and_pearson() -> None:
     for successes, trials in ((0, 50), (7, 50), (50, 50)):
         low, high = clopper_pearson(successes, trials, 0.9)
-        assert lower_rate(successes, trials, 0.05) == pytest.approx(low)
-        assert upper_rate(successes, trials, 0.05) == pytest.approx(high)
+        assert lower_rates(successes, trials, 0.05) == pytest.approx(low)
+        assert upper_rates(successes, trials, 0.05) == pytest.approx(high)
 
 
 def test_bad_draws_are_rejected() -> None:

@@ -1,11 +1,11 @@
-"""One table has every metric: each with its label, what it compares and its chance level."""
+"""One table has every metric: each with its label and what it compares."""
 
 import pytest
 
 from discreet import catalog
 from discreet.core.errors import SettingError
 from discreet.core.randomness import Rng
-from discreet.metrics.table import METRICS, Chance, Compares, Metric, Sample, label_of, short_label_of, text_leakage
+from discreet.metrics.table import METRICS, Compares, Metric, Sample, label_of, short_label_of, text_leakage
 
 GUESSES, TRUTHS = ("a b c", "d e f", "g h"), ("a b c", "d x f", "g y")
 SAMPLE = Sample(GUESSES, TRUTHS, ("a b c", "d e f", "d x f", "g h", "g y", "z"))
@@ -19,8 +19,6 @@ def test_every_metric_is_complete() -> None:
         measured = metric.pair is not None or metric.sample is not None
         by_run = (Compares.INDICES, Compares.MEMBERS, Compares.SECRETS, Compares.PEOPLE)
         assert measured != (metric.compares in by_run)  # the attack's run measures those
-        if metric.compares is Compares.CANDIDATES:
-            assert metric.chance is Chance.RANDOM_CANDIDATE
 
 
 @pytest.mark.parametrize("name", ["rouge_l", "jaccard", "exact_match"])

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from discreet.core.randomness import Rng
-from discreet.metrics.utility import constant_utility, quality, utility, utility_intervals
+from discreet.metrics.utility import constant_utility, in_sentences, quality, utility, utility_intervals
 
 
 def test_classification_scores_by_hand() -> None:
@@ -31,7 +31,7 @@ def test_a_constant_answer_is_called_one_even_where_it_scores_well() -> None:
     truth = np.array([0] * 9 + [1])
     found = quality("classification", np.zeros(10, dtype=int), truth)
     assert (found.value, found.baseline) == (0.9, 0.9)
-    assert found.constant and found.learned_nothing and not found.unclear
+    assert found.constant and found.learned_nothing
     assert quality("regression", np.full(5, 2.0), np.arange(5.0)).learned_nothing
 
 
@@ -45,9 +45,10 @@ def test_few_rows_do_not_tell_a_model_from_a_constant_answer() -> None:
     truth = np.array([0, 1] * 5)
     found = quality("classification", np.array([0, 1] * 3 + [1, 1, 0, 1]), truth)
     assert found.value == 0.9 and found.interval[0] < 0.9 < found.interval[1]
-    assert quality("classification", np.array([0, 1, 0, 1, 1, 0, 0, 1, 1, 0]), truth).unclear
+    few = quality("classification", np.array([0, 1, 0, 1, 1, 0, 0, 1, 1, 0]), truth)
+    assert "more rows are needed" in in_sentences(few.as_dict())[-1]
     many = quality("classification", np.tile([0, 1, 0, 1, 0, 1, 1, 1, 0, 1], 50), np.tile(truth, 50))
-    assert not many.unclear and not many.learned_nothing
+    assert "more rows" not in in_sentences(many.as_dict())[-1] and not many.learned_nothing
 
 
 @given(st.integers(1, 200), st.integers(0, 2**32 - 1))

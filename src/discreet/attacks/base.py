@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from discreet.catalog import ATTACKS
 from discreet.core.randomness import Rng
-from discreet.core.types import Guess, Knowledge, Release
+from discreet.core.types import GradientRelease, Guess, Knowledge, ModelRelease, Release, RepresentationRelease
 
 if TYPE_CHECKING:
     from discreet.models.base import TextModel
@@ -137,6 +137,32 @@ class Attack(ABC):
     def informed(self, mixing: Mixing) -> Self:
         """Return the attack with the public settings of the protection that it uses."""
         return self
+
+
+class GradientAttack(Attack):
+    """Base class of attacks that see gradients."""
+
+    sees: ClassVar[type[Release]] = GradientRelease
+
+
+class VectorAttack(Attack):
+    """Base class of attacks that see sentence vectors."""
+
+    sees: ClassVar[type[Release]] = RepresentationRelease
+
+
+class ExtractionAttack(Attack):
+    """Base class of attacks on what a trained model memorized."""
+
+    sees: ClassVar[type[Release]] = ModelRelease
+    family: ClassVar[Family] = Family.EXTRACTION
+
+
+class PeopleAttack(Attack):
+    """Base class of attacks on the person behind each text, vector or pseudonym."""
+
+    family: ClassVar[Family] = Family.PEOPLE
+    aligned: ClassVar[bool] = True
 
 
 _BEHIND = 0.1  # a loop is shortened if its share of steps is this far behind its share of the time

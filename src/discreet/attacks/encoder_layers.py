@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 
 from discreet.core.errors import UnsupportedError
 from discreet.core.types import GradientRelease, Knowledge
-from discreet.models.base import TextModel
+from discreet.models.base import TextModel, evaluating
 from discreet.models.encoder import layers_of
 
 _PROBE = 3  # tokens in the probe that identifies the layers
@@ -121,7 +120,7 @@ def dissect(model: TextModel) -> Anatomy:
     if len(blocks) < 2:
         raise _unlike(model, "at least two blocks", f"{len(blocks)}")
     ids = _probe_ids(model)
-    with _evaluating(model):
+    with evaluating(model):
         calls = _calls(model, ids)
         groups = _projections(model, blocks[0], calls)
         first = groups[0]
@@ -139,7 +138,7 @@ def dissect(model: TextModel) -> Anatomy:
 def blocks_of(model: TextModel) -> tuple[Block, ...]:
     """Return the linear layers of every block of a BERT-like or GPT-2-like model; reject any other model."""
     ids = _probe_ids(model)
-    with _evaluating(model):
+    with evaluating(model):
         calls = _calls(model, ids)
     blocks: list[Block] = []
     for block in layers_of(model.encoder):
@@ -166,8 +165,8 @@ def inputs_of(model: TextModel, module: nn.Module, sentences: Tensor) -> Tensor:
 
     handle = module.register_forward_pre_hook(capture)
     try:
-        with _evaluating(model), torch.set_grad_enabled(sentences.requires_grad):
-            model.encoder(**_inputs(model, sentences))
+        with evaluating(model), torch.set_grad_enabled(sentences.requires_grad):
+            model.encoder(**encoder_inputs(model, sentences))
     except _Reached:
         pass
     finally:
@@ -175,11 +174,13 @@ def inputs_of(model: TextModel, module: nn.Module, sentences: Tensor) -> Tensor:
     return captured[0].reshape(*sentences.shape[:2], -1)
 
 
-def _inputs(model: TextModel, sentences: Tensor) -> Mapping[str, Tensor]:
-    ones = torch.ones(sentences.shape[:2], dtype=torch.int64, device=sentences.device)
-    inputs = {"inputs_embeds" if sentences.is_floating_point() else "input_ids": sentences, "attention_mask": ones}
+def encoder_inputs(model: TextModel, sentences: Tensor, mask: Tensor | None = None) -> dict[str, Tensor]:
+    """Return the inputs of an encoder for token ids or word vectors, as single texts; all are read without a mask."""
+    if mask is None:
+        mask = torch.ones(sentences.shape[:2], dtype=torch.int64, device=sentences.device)
+    inputs = {"inputs_embeds" if sentences.is_floating_point() else "input_ids": sentences, "attention_mask": mask}
     if "token_type_ids" in model.tokenizer.model_input_names:
-        inputs["token_type_ids"] = torch.zeros_like(ones)
+        inputs["token_type_ids"] = torch.zeros_like(mask)
     return inputs
 
 
@@ -205,7 +206,7 @@ def _calls(model: TextModel, ids: Tensor) -> list[_Call]:
             handles.append(module.register_forward_hook(recorder(f"encoder.{name}")))
     try:
         with torch.no_grad():
-            model.encoder(**_inputs(model, ids))
+            model.encoder(**encoder_inputs(model, ids))
     finally:
         for handle in handles:
             handle.remove()
@@ -262,11 +263,11 @@ def _embeddings(model: TextModel, ids: Tensor, calls: list[_Call], inputs: Tenso
         raise _unlike(model, "one embedding for words, at most one for positions and at most one for types", counts)
     constant = types[0].output.reshape(-1, model.width)[0] if types else torch.zeros_like(inputs.reshape(-1)[:1])
     offset = int(places[0].input.min()) if places else 0
-    table = _weight(places[0].module)[offset:] if places else inputs.new_zeros(model.max_length, model.width)
+    table = weight_of(places[0].module)[offset:] if places else inputs.new_zeros(model.max_length, model.width)
     for call in norms:
         parts = Embeddings(
             f"{words[0].name}.weight",
-            _weight(words[0].module),
+            weight_of(words[0].module),
             table,
             constant,
             _norm(call.module),
@@ -281,7 +282,8 @@ def _embeddings(model: TextModel, ids: Tensor, calls: list[_Call], inputs: Tenso
     raise _unlike(model, "norm(word + position + type) as the first block's input", "another input")
 
 
-def _weight(module: nn.Module) -> Tensor:
+def weight_of(module: nn.Module) -> Tensor:
+    """Return the weight of a layer without its gradient."""
     weight = module.weight
     assert isinstance(weight, Tensor)
     return weight.detach()
@@ -290,7 +292,7 @@ def _weight(module: nn.Module) -> Tensor:
 def _norm(module: nn.Module) -> nn.LayerNorm | nn.RMSNorm:
     """Return a copy of a LayerNorm or RMSNorm without gradients."""
     if not isinstance(module, nn.LayerNorm):
-        scale = _weight(module)
+        scale = weight_of(module)
         epsilon = getattr(module, "variance_epsilon", None) or getattr(module, "eps", None)  # as transformers names it
         plain = nn.RMSNorm(tuple(scale.shape), eps=epsilon, device=scale.device, dtype=scale.dtype)
         plain.weight.data.copy_(scale)
@@ -300,17 +302,6 @@ def _norm(module: nn.Module) -> nn.LayerNorm | nn.RMSNorm:
     copy.weight.data.copy_(weight.detach())
     copy.bias.data.copy_(bias.detach()) if bias is not None else copy.bias.data.zero_()
     return copy.requires_grad_(False)
-
-
-@contextmanager
-def _evaluating(model: TextModel) -> Iterator[None]:
-    """Disable dropout temporarily."""
-    was_training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was_training)
 
 
 def _unlike(model: TextModel, expected: str, actual: str) -> UnsupportedError:

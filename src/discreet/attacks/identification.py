@@ -20,16 +20,16 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from discreet.attacks.base import Attack, Family, Need, Returns
+from discreet.attacks.base import Family, GradientAttack, Need, Returns
 from discreet.clipping.clip import Clip, Flat, clipped_sum
 from discreet.clipping.tape import Tape
 from discreet.core.errors import UnsupportedError, invalid, non_negative, one_of, positive, probability, whole
 from discreet.core.randomness import Rng
-from discreet.core.types import GradientRelease, Guess, Knowledge, Release
+from discreet.core.types import GradientRelease, Guess, Knowledge
 from discreet.data.batches import tokens_for
 from discreet.data.corpus import Corpus
 from discreet.mechanisms.von_mises_fisher import VonMisesFisher
-from discreet.models.base import TextModel
+from discreet.models.base import TextModel, evaluating
 
 NOISES = ("gaussian", "von-mises-fisher")
 Floats = npt.NDArray[np.float64]
@@ -37,7 +37,7 @@ _CHUNK = 1 << 20  # draws times candidates that are simulated at once
 
 
 @dataclass(frozen=True)
-class OneOfN(Attack):
+class OneOfN(GradientAttack):
     """Guess which candidate a release of one record came from.
 
     `noise` is the protection of the release: clipping to `clip_norm` with Gaussian noise, or a random direction around
@@ -51,7 +51,6 @@ class OneOfN(Attack):
     clip_norm: float = 1.0
 
     name: ClassVar[str] = "one-of-n"
-    sees: ClassVar[type[Release]] = GradientRelease
     family: ClassVar[Family] = Family.IDENTIFICATION
     returns: ClassVar[Returns] = Returns.INDICES
     needs: ClassVar[frozenset[Need]] = frozenset({Need.CANDIDATES})
@@ -113,12 +112,9 @@ def contribution(model: TextModel, row: Corpus, clip: Clip | None) -> dict[str, 
 def _forward(model: TextModel, rows: Corpus) -> tuple[Tape, Tensor]:
     tokens = tokens_for(model, rows)
     batch = tokens.batch(np.arange(len(rows), dtype=np.int64))
-    was_training = model.training
-    model.eval()
     tape = Tape(model)
-    with tape:
+    with evaluating(model), tape:
         losses = model.losses(batch.inputs, batch.targets)
-    model.train(was_training)
     return tape, losses
 
 

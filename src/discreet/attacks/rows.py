@@ -9,12 +9,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from discreet.attacks.base import Attack, Need, Returns
+from discreet.attacks.base import GradientAttack, Need, Returns
 from discreet.attacks.encoder_layers import Embeddings, dissect, model_of
 from discreet.attacks.matching.engine import prior_of
 from discreet.core.errors import UnsupportedError, non_negative, whole
 from discreet.core.randomness import Rng
-from discreet.core.types import GradientRelease, Guess, Knowledge, Release
+from discreet.core.types import GradientRelease, Guess, Knowledge
 from discreet.models.base import TextModel
 from discreet.models.encoder import layers_of
 from discreet.models.language_model import LanguageModel
@@ -26,7 +26,7 @@ _ROUNDING = 1e-8  # float32 rounding error of a row of a gradient, relative to i
 
 
 @dataclass(frozen=True)
-class PositionRows(Attack):
+class PositionRows(GradientAttack):
     """Find the word at each position whose state is orthogonal to that row of the position-embedding gradient.
 
     A LayerNorm is invariant to the scale of its input, so a gradient through it has no component along that input. For
@@ -47,7 +47,6 @@ class PositionRows(Attack):
     prior: float = 1.0
 
     name: ClassVar[str] = "positions"
-    sees: ClassVar[type[Release]] = GradientRelease
     needs: ClassVar[frozenset[Need]] = frozenset({Need.PRIOR})
 
     def __post_init__(self) -> None:
@@ -139,7 +138,7 @@ def _centred(states: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class EmbeddingRows(Attack):
+class EmbeddingRows(GradientAttack):
     """Return the tokens whose row of the word-embedding gradient is nonzero, the largest rows first.
 
     `rounding` is the smallest norm that counts, relative to the largest; it is 0 by default, as a token that is not in
@@ -153,7 +152,6 @@ class EmbeddingRows(Attack):
     rounding: float = 0.0
 
     name: ClassVar[str] = "embedding-rows"
-    sees: ClassVar[type[Release]] = GradientRelease
     returns: ClassVar[Returns] = Returns.BAG_OF_WORDS
 
     def __post_init__(self) -> None:

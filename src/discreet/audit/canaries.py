@@ -70,7 +70,34 @@ _BEGINNING = 16  # tokens before the last one of a token canary
 
 
 @dataclass(repr=False)
-class GradientCanaries(StepCanaries):
+class _Watched(StepCanaries):
+    """Canaries of a run whose private steps may be watched."""
+
+    watching: Watch | None = field(default=None, kw_only=True)
+    step: int = field(init=False, default=0)
+
+    def read(self, released: dict[str, Tensor], sums: dict[str, Tensor]) -> None:
+        """Record the noise of the current step."""
+        if self.watching is not None:
+            self.watching.released(released, sums, self.step)
+
+    def watch(self, taken: Taken) -> None:
+        """Record what a step did."""
+        if self.watching is not None:
+            self.watching.took(taken)
+
+    def state(self) -> dict[str, Tensor]:
+        """Return what was recorded."""
+        return {} if self.watching is None else self.watching.state()
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Continue the record."""
+        if self.watching is not None:
+            self.watching.restore(state)
+
+
+@dataclass(repr=False)
+class GradientCanaries(_Watched):
     """Canaries of gradients: coordinate i of an appended vector is the clip norm if canary i is included and sampled.
 
     `sums` is the total of each canary's coordinate over the steps, in units of the clip norm. `evidence` has the total
@@ -81,10 +108,8 @@ class GradientCanaries(StepCanaries):
     sampler: Sampler
     norm: float
     evidence: Evidence
-    watching: Watch | None = None
     sums: Tensor = field(init=False)
     possible: Bits = field(init=False)  # the canaries that the current step may have sampled
-    step: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         """Start with nothing read."""
@@ -106,7 +131,7 @@ class GradientCanaries(StepCanaries):
         if protect.noise == 0:
             raise UnsupportedError("Expected noise to audit. Without noise nothing is claimed.")
         evidence = evidence_for(count, protect.noise, plan.sampler, protect.correlated)
-        return cls(coins(count, rng), plan.sampler, protect.clip.sensitivity, evidence, Watch(plan, count))
+        return cls(coins(count, rng), plan.sampler, protect.clip.sensitivity, evidence, watching=Watch(plan, count))
 
     def describe(self) -> object:
         """Return the coins."""
@@ -124,25 +149,18 @@ class GradientCanaries(StepCanaries):
 
     def read(self, released: dict[str, Tensor], sums: dict[str, Tensor]) -> None:
         """Add what was released of the canaries' coordinates."""
-        if self.watching is not None:
-            self.watching.released(released, sums, self.step)
+        super().read(released, sums)
         scores = released.pop(_ENTRY).double().cpu() / self.norm
         self.sums += scores
         self.evidence.add(scores, self.step, self.possible)
 
-    def watch(self, taken: Taken) -> None:
-        """Record what a step did."""
-        if self.watching is not None:
-            self.watching.took(taken)
-
     def state(self) -> dict[str, Tensor]:
         """Return the totals."""
-        return {"sums": self.sums, **self.evidence.state, **({} if self.watching is None else self.watching.state())}
+        return {"sums": self.sums, **self.evidence.state, **super().state()}
 
     def restore(self, state: dict[str, Tensor]) -> None:
         """Continue from the totals."""
-        if self.watching is not None:
-            self.watching.restore(state)
+        super().restore(state)
         self.sums = state["sums"].double().cpu()
         self.evidence.state = {name: state[name].double().cpu() for name in self.evidence.state}
 
@@ -158,7 +176,7 @@ class GradientCanaries(StepCanaries):
 
 
 @dataclass(repr=False)
-class TextCanaries(StepCanaries):
+class TextCanaries(_Watched):
     """Canaries of text: rows of the train split, some of them empty records.
 
     `rows` are the canaries and `others` the rows in whose place they stand if excluded, under replace-one.
@@ -171,35 +189,14 @@ class TextCanaries(StepCanaries):
     zeroed: tuple[int, ...] = ()
     tokens: tuple[int, ...] = ()
     pairs: bool = False
-    watching: Watch | None = None
-    step: int = field(init=False, default=0)
 
     def describe(self) -> object:
         """Return the coins and the texts."""
         return self.kind, self.included, tuple(row.text for row in self.rows), self.zeroed
 
     def plant(self, sums: dict[str, Tensor], step: int, rng: Rng) -> None:
-        """Add nothing: these canaries are rows."""
+        """Add nothing: these canaries are rows, which the finished model scores."""
         self.step = step
-
-    def read(self, released: dict[str, Tensor], sums: dict[str, Tensor]) -> None:
-        """Record the noise; these canaries are scored by the finished model."""
-        if self.watching is not None:
-            self.watching.released(released, sums, self.step)
-
-    def watch(self, taken: Taken) -> None:
-        """Record what a step did."""
-        if self.watching is not None:
-            self.watching.took(taken)
-
-    def state(self) -> dict[str, Tensor]:
-        """Return what was recorded."""
-        return {} if self.watching is None else self.watching.state()
-
-    def restore(self, state: dict[str, Tensor]) -> None:
-        """Continue the record."""
-        if self.watching is not None:
-            self.watching.restore(state)
 
     def record(self) -> dict[str, Any]:
         """Return what an audit reads, as plain values: made-up texts, their labels, and the coins."""

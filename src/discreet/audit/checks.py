@@ -28,7 +28,7 @@ from scipy.stats import beta, binom, chi2, hypergeom
 
 from discreet.accounting.events import DpEvent
 from discreet.accounting.interpret import epsilon as epsilon_of
-from discreet.audit.aspects import LABELS, SENTENCES, Aspect, Untested
+from discreet.audit.aspects import Aspect, Untested
 from discreet.audit.watch import CANARIES
 from discreet.core.errors import DataError
 from discreet.core.guarantee import Guarantee
@@ -72,12 +72,12 @@ class Check:
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON, which is stored with a run: whether it passed, and no figure of the steps."""
-        return {"aspect": self.aspect.value, "what": SENTENCES[self.aspect], "passed": not self.failed}
+        return {"aspect": self.aspect.value, "what": self.aspect.sentence, "passed": not self.failed}
 
 
 def failure(failed: Sequence[Check]) -> str:
     """Return a sentence about the checks that failed."""
-    names = ", ".join(LABELS[one.aspect] for one in failed)
+    names = ", ".join(one.aspect.label for one in failed)
     return f"The implementation is not the mechanism that the figure is about: {names}."
 
 
@@ -125,14 +125,10 @@ def _tested(record: Mapping[str, Any], protect: object, stated: Guarantee | None
 def _noise_scale(noise: Mapping[str, Any]) -> Check:
     parts = noise["parameters"]
     alone = min((_chi_squared(one["squares"], one["numbers"]) for one in parts), default=1.0) * len(parts)
-    groups = [[one for one in parts if (one["name"] == CANARIES) is own] for own in (True, False)]
     numbers = sum(one["numbers"] for one in parts)
     squares = sum(one["squares"] for one in parts)
-    totals = [
-        _chi_squared(sum(one["squares"] for one in group), sum(one["numbers"] for one in group)) for group in groups
-    ]
     found = f"{math.sqrt(squares / max(numbers, 1)):.4f} of the declared deviation, {numbers:,} numbers"
-    return Check(Aspect.NOISE_SCALE, _corrected([alone, *totals]), found)
+    return Check(Aspect.NOISE_SCALE, _corrected([alone, *_by_block(parts, "squares", "numbers")]), found)
 
 
 def _noise_steps(noise: Mapping[str, Any]) -> Check | Untested:
@@ -141,12 +137,16 @@ def _noise_steps(noise: Mapping[str, Any]) -> Check | Untested:
     if not pairs:
         return Untested(Aspect.NOISE_STEPS, "the run has one step")
     parts = noise["parameters"]
-    groups = [[one for one in parts if (one["name"] == CANARIES) is own] for own in (True, False)]
-    totals = [_chi_squared(sum(one["totals"] for one in group), sum(one["width"] for one in group)) for group in groups]
     tested, largest = sum(one["pairs"] for one in cosines), max(one["largest"] for one in cosines)
     ratio = sum(one["totals"] for one in parts) / max(1, sum(one["width"] for one in parts))
     found = f"largest cosine {largest:.3f} of {tested:,} pairs, variance of totals {ratio:.3f} of the declared one"
-    return Check(Aspect.NOISE_STEPS, _corrected([*pairs, *totals]), found)
+    return Check(Aspect.NOISE_STEPS, _corrected([*pairs, *_by_block(parts, "totals", "width")]), found)
+
+
+def _by_block(parts: Sequence[Mapping[str, Any]], squares: str, numbers: str) -> list[float]:
+    """Return the p-values of sums of squares over the canaries and over the model's own parameters."""
+    blocks = [[one for one in parts if (one["name"] == CANARIES) is own] for own in (True, False)]
+    return [_chi_squared(sum(one[squares] for one in block), sum(one[numbers] for one in block)) for block in blocks]
 
 
 def _noise_parameters(noise: Mapping[str, Any]) -> Check | Untested:

@@ -128,14 +128,18 @@ def evidence_for(count: int, noise_multiplier: float, sampler: Sampler, correlat
     )
 
 
+def canary_sampler(sampler: Sampler) -> Sampler:
+    """Return the sampler of gradient canaries, which are not truncated."""
+    return Poisson(sampler.rate) if isinstance(sampler, TruncatedPoisson) else sampler
+
+
 def sampled_canaries(sampler: Sampler, step: int, count: int, rng: Rng) -> tuple[Bits, Bits]:
     """Return the canaries that a step samples, and those that it may have sampled.
 
     A truncated batch is drawn as a Poisson batch here: the canaries are not units of the corpus.
     """
     sampled, possible = np.zeros(count, dtype=bool), np.ones(count, dtype=bool)
-    drawing = Poisson(sampler.rate) if isinstance(sampler, TruncatedPoisson) else sampler
-    sampled[drawing.draw(step, count, rng)] = True
+    sampled[canary_sampler(sampler).draw(step, count, rng)] = True
     if isinstance(sampler, CyclicPoisson):
         possible = np.zeros(count, dtype=bool)
         possible[CyclicPoisson(sampler.groups, 1.0).draw(step, count, rng)] = True

@@ -18,10 +18,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import betaincinv, ndtri
+from scipy.special import ndtri
 
 from discreet.core.errors import DataError, open_probability, probability, whole
 from discreet.core.randomness import Rng
+from discreet.metrics.intervals import lower_rates, upper_rates
 
 CONFIDENCE = 0.95
 DRAWS = 200_000  # of each neighbour
@@ -84,7 +85,7 @@ def many_runs(draw: Draw, *, delta: float, rng: Rng, draws: int = DRAWS, confide
     test, _ = best_test(score(learning[0]), score(learning[1]), delta, miss)
     present, absent = (score(_drawn(draw, side, half, rng.fork("test", int(side)))) for side in (True, False))
     likely, unlikely = (int(one.sum()) for one in test.inside(present, absent))
-    low, high = lower_rate(likely, half, miss / 2), upper_rate(unlikely, half, miss / 2)
+    low, high = float(lower_rates(likely, half, miss / 2)), float(upper_rates(unlikely, half, miss / 2))
     return ManyRuns(_epsilon(low, high, delta), delta, confidence, half, likely, unlikely, _mu(low, high))
 
 
@@ -149,31 +150,11 @@ def best_test(
     for is_above, is_present in itertools.product((True, False), likely):
         counts = above if is_above else [n - one for one in above]
         more, less = counts if is_present else counts[::-1]
-        bounds = _epsilons(_lower(more, n, level), _upper(less, n, level), delta)
+        bounds = _epsilons(lower_rates(more, n, level), upper_rates(less, n, level), delta)
         place = int(np.argmax(bounds))
         if bounds[place] > most:
             best, most = Test(float(thresholds[place]), is_above, is_present), float(bounds[place])
     return best, most
-
-
-def lower_rate(successes: int, trials: int, miss: float) -> float:
-    """Return the one-sided Clopper-Pearson lower bound of a rate, wrong with probability at most `miss`."""
-    return float(_lower(np.array([successes]), trials, miss)[0])
-
-
-def upper_rate(successes: int, trials: int, miss: float) -> float:
-    """Return the one-sided Clopper-Pearson upper bound of a rate, wrong with probability at most `miss`."""
-    return float(_upper(np.array([successes]), trials, miss)[0])
-
-
-def _lower(successes: npt.NDArray[np.int64], trials: int, miss: float) -> Scores:
-    safe = np.maximum(successes, 1)
-    return np.where(successes > 0, betaincinv(safe, trials - safe + 1, miss), 0.0)
-
-
-def _upper(successes: npt.NDArray[np.int64], trials: int, miss: float) -> Scores:
-    safe = np.minimum(successes, trials - 1)
-    return np.where(successes < trials, betaincinv(safe + 1, trials - safe, 1 - miss), 1.0)
 
 
 def _epsilons(likely: Scores, unlikely: Scores, delta: float) -> Scores:

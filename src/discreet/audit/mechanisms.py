@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from discreet.accounting.von_mises_fisher import replaced_epsilon
 from discreet.audit.aspects import Aspect
+from discreet.audit.many_runs import Draw
 from discreet.audit.subject import Subject
 from discreet.audit.trade_off import priv_unit
 from discreet.core.errors import invalid, one_of, open_probability, positive, whole
@@ -51,65 +52,57 @@ def subject_of(mechanism: Any, *, name: str = "", claimed: Any = None) -> Subjec
     return Subject(name or kind.__name__, draw, claimed.event, Adjacency.REPLACE_ONE, family, (Aspect.NOISE_SCALE,))
 
 
-def _noisy(here: Floats, there: Floats, score: Callable[[Floats], Floats]) -> Callable[..., Any]:
-    """Return a function from a mechanism to its draws at two values."""
+def _noisy(mechanism: Any, here: Floats, there: Floats, score: Callable[[Floats], Floats]) -> Draw:
+    """Return the draws of a mechanism at two values, as scores."""
 
-    def of(mechanism: Any) -> Any:
-        def draw(present: bool, count: int, rng: Rng) -> Floats:
-            rows = np.broadcast_to(here if present else there, (count, *here.shape)).copy()
-            return score(np.asarray(mechanism(rows, rng)))
+    def draw(present: bool, count: int, rng: Rng) -> Floats:
+        rows = np.broadcast_to(here if present else there, (count, *here.shape)).copy()
+        return score(np.asarray(mechanism(rows, rng)))
 
-        return draw
-
-    return of
+    return draw
 
 
-def _gaussian(mechanism: Gaussian) -> Any:
-    return _noisy(np.array([float(mechanism.sensitivity or 1.0)]), np.zeros(1), _first)(mechanism)
+def _chosen(mechanism: Any, here: int, there: int) -> Draw:
+    """Return the draws of a mechanism at two categories."""
+
+    def draw(present: bool, count: int, rng: Rng) -> npt.NDArray[np.int64]:
+        values = np.full(count, here if present else there, dtype=np.int64)
+        return np.asarray(mechanism(values, rng), dtype=np.int64)
+
+    return draw
 
 
-def _laplace(mechanism: Laplace) -> Any:
-    return _noisy(np.array([float(mechanism.sensitivity or 1.0)]), np.zeros(1), _first)(mechanism)
+def _scalar(mechanism: Gaussian | Laplace) -> Draw:
+    return _noisy(mechanism, np.array([float(mechanism.sensitivity or 1.0)]), np.zeros(1), _first)
 
 
-def _l2_laplace(mechanism: L2Laplace) -> Any:
+def _l2_laplace(mechanism: L2Laplace) -> Draw:
     half = float(mechanism.sensitivity or 1.0) / 2 * _axis(mechanism.dimension)
 
     def closer(values: Floats) -> Floats:
         gap = np.linalg.norm(values + half, axis=-1) - np.linalg.norm(values - half, axis=-1)
         return np.asarray(gap, dtype=np.float64)
 
-    return _noisy(half, -half, closer)(mechanism)
+    return _noisy(mechanism, half, -half, closer)
 
 
-def _discrete(mechanism: DiscreteGaussian | DiscreteLaplace) -> Any:
+def _discrete(mechanism: DiscreteGaussian | DiscreteLaplace) -> Draw:
     gap = math.floor(mechanism.sensitivity / mechanism.grid) * mechanism.grid
     axis = _axis(mechanism.dimension)
-    return _noisy(gap * axis, np.zeros(mechanism.dimension), lambda values: values @ axis)(mechanism)
+    return _noisy(mechanism, gap * axis, np.zeros(mechanism.dimension), lambda values: values @ axis)
 
 
-def _direction(mechanism: VonMisesFisher | PrivUnit) -> Any:
+def _direction(mechanism: VonMisesFisher | PrivUnit) -> Draw:
     axis = _axis(mechanism.dimension)
-    return _noisy(axis, -axis, lambda values: values @ axis)(mechanism)
+    return _noisy(mechanism, axis, -axis, lambda values: values @ axis)
 
 
-def _response(mechanism: RandomizedResponse) -> Any:
-    def draw(present: bool, count: int, rng: Rng) -> npt.NDArray[np.int64]:
-        truth = 0 if present else mechanism.categories - 1
-        return np.asarray(mechanism(np.full(count, truth, dtype=np.int64), rng), dtype=np.int64)
-
-    return draw
+def _response(mechanism: RandomizedResponse) -> Draw:
+    return _chosen(mechanism, 0, mechanism.categories - 1)
 
 
-def _words(mechanism: WordChoice | WordNoise) -> Any:
-    table = np.asarray(mechanism.embeddings, dtype=np.float64)
-    here, there = farthest_pair(table)
-
-    def draw(present: bool, count: int, rng: Rng) -> npt.NDArray[np.int64]:
-        words = np.full(count, here if present else there, dtype=np.int64)
-        return np.asarray(mechanism(words, rng), dtype=np.int64)
-
-    return draw
+def _words(mechanism: WordChoice | WordNoise) -> Draw:
+    return _chosen(mechanism, *farthest_pair(np.asarray(mechanism.embeddings, dtype=np.float64)))
 
 
 def farthest_pair(table: Floats) -> tuple[int, int]:
@@ -129,9 +122,9 @@ def _axis(dimension: int) -> Floats:
     return axis
 
 
-AUDITED: dict[type[Any], Callable[[Any], Any]] = {
-    Gaussian: _gaussian,
-    Laplace: _laplace,
+AUDITED: dict[type[Any], Callable[[Any], Draw]] = {
+    Gaussian: _scalar,
+    Laplace: _scalar,
     L2Laplace: _l2_laplace,
     DiscreteGaussian: _discrete,
     DiscreteLaplace: _discrete,

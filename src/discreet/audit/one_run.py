@@ -89,7 +89,7 @@ def steinke_p_value(outcome: Guesses, epsilon: float, delta: float = 0.0) -> flo
     """
     non_negative("epsilon", epsilon)
     rate = 1 / (1 + math.exp(-epsilon))
-    beta = _at_least(outcome.right, outcome.guesses, rate)
+    beta = 1.0 if outcome.right == 0 else float(bdtrc(outcome.right - 1, outcome.guesses, rate))
     if not probability("delta", delta) or not outcome.right:
         return min(beta, 1.0)
     steps = np.arange(1, outcome.right + 1)
@@ -97,10 +97,6 @@ def steinke_p_value(outcome: Guesses, epsilon: float, delta: float = 0.0) -> flo
     below[-1] = 1.0
     excess = float(np.max((below - beta) / steps))
     return min(beta + 2 * outcome.canaries * delta * max(excess, 0.0), 1.0)
-
-
-def _at_least(right: int, guesses: int, rate: float) -> float:
-    return 1.0 if right == 0 else float(bdtrc(right - 1, guesses, rate))
 
 
 def steinke_epsilon(outcome: Guesses, delta: float = 0.0, confidence: float = CONFIDENCE) -> float:
@@ -140,12 +136,12 @@ def fdp_epsilon(outcome: Guesses, family: Family, delta: float, confidence: floa
 
 def fdp_strength(outcome: Guesses, family: Family, confidence: float = CONFIDENCE) -> float:
     """Return the largest parameter of a family that the outcome refutes, rounded down; 0 if there is none."""
-    return largest(lambda strength: fdp_rejects(outcome, family.trade_off(strength), confidence), family.start)
+    return largest(lambda strength: fdp_rejects(outcome, family.trade_off(strength), confidence))
 
 
-def largest(rejected: Callable[[float], bool], start: float = 1.0) -> float:
+def largest(rejected: Callable[[float], bool]) -> float:
     """Return the largest number that is rejected, by bisection, rounded down; 0 if no positive number is."""
-    low, high = 0.0, start
+    low, high = 0.0, 1.0
     while rejected(high):
         low, high = high, 2 * high
         if high > _LARGEST:

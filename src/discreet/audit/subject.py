@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -51,11 +51,6 @@ class Subject:
         """Return the claimed epsilon at delta."""
         return epsilon_of(self.event, delta, self.adjacency)
 
-    @property
-    def audited_in(self) -> Family:
-        """The family of trade-off curves in which a one-run audit reports an epsilon."""
-        return self.family or family_of(self.event, self.adjacency)
-
 
 @dataclass(frozen=True)
 class OneRun:
@@ -74,9 +69,7 @@ class OneRun:
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
         return {
-            "canaries": self.outcome.canaries,
-            "guesses": self.outcome.guesses,
-            "right": self.outcome.right,
+            **asdict(self.outcome),
             "fdp": self.fdp,
             "steinke": self.steinke,
             "order_statistics": self.order,
@@ -173,7 +166,8 @@ def one_run(
     scores[~included] = sign * score(np.asarray(subject.draw(False, canaries - count, rng.fork("out"))))
     outcome = guess(scores, included, side, side)
     is_gaussian = not decompose(subject.event, subject.adjacency).uses
-    return figures(outcome, subject.audited_in, declared, delta, confidence, independent=is_gaussian)
+    family = subject.family or family_of(subject.event, subject.adjacency)
+    return figures(outcome, family, declared, delta, confidence, independent=is_gaussian)
 
 
 def figures(

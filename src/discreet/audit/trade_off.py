@@ -18,19 +18,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from discreet.accounting import curve as curves
+from discreet.accounting import events
 from discreet.accounting.curve import Array, Curve
-from discreet.accounting.events import (
-    ClippedSumDpEvent,
-    DpEvent,
-    GaussianDpEvent,
-    LaplaceDpEvent,
-    PoissonSampledDpEvent,
-    RandomAllocationDpEvent,
-    SampledWithoutReplacementDpEvent,
-    SelfComposedDpEvent,
-    TruncatedSubsampledGaussianDpEvent,
-    VisibleVectorsDpEvent,
-)
+from discreet.accounting.events import DpEvent
 from discreet.accounting.gdp import bisect_up
 from discreet.accounting.interpret import epsilon as epsilon_of
 from discreet.accounting.losses import curve_of
@@ -88,14 +78,13 @@ class TradeOff:
 class Family:
     """Trade-off curves that get lower as one parameter grows, and the epsilon of each at a delta.
 
-    `start` is where the search for the largest rejected parameter begins. An audit that reports an epsilon assumes
-    that the truth is in the family; testing one declared curve assumes nothing.
+    An audit that reports an epsilon assumes that the truth is in the family; testing one declared curve assumes
+    nothing.
     """
 
     name: str
     trade_off: Callable[[float], Callable[[float], float]]
     epsilon: Callable[[float, float], float]
-    start: float = 1.0
 
 
 def gaussian() -> Family:
@@ -123,22 +112,6 @@ def epsilon_delta(delta: float) -> Family:
 def _at_zero(epsilon: float, delta: float) -> float:
     """Return delta at epsilon 0 of the largest curve that is (epsilon, delta)-private."""
     return float(curves.pure(epsilon, delta).present(np.zeros(1))[0])
-
-
-def of_events(name: str, make: Callable[[float], DpEvent], adjacency: Adjacency, start: float = 1.0) -> Family:
-    """Return the family of an event with one free parameter, by its exact curve: more of it is less private.
-
-    With it von Mises–Fisher directions, PrivUnit, Laplace noise and sampled, composed Gaussian noise are audited as
-    what they are.
-    """
-
-    def of(strength: float) -> Callable[[float], float]:
-        return trade_off_of(make(strength), adjacency)
-
-    def epsilon(strength: float, delta: float) -> float:
-        return epsilon_of(make(strength), delta, adjacency)
-
-    return Family(name, of, epsilon, start)
 
 
 def priv_unit(dimension: int) -> Family:
@@ -184,26 +157,34 @@ def family_of(event: DpEvent, adjacency: Adjacency) -> Family:
         raise UnsupportedError(f"Expected an event with a guarantee, got none: {'; '.join(parts.reasons)}.")
     if not parts.uses:
         return gaussian()
-    return of_events("this mechanism with any strength of noise", lambda factor: scaled(event, factor), adjacency)
+
+    def of(strength: float) -> TradeOff:
+        return trade_off_of(scaled(event, strength), adjacency)
+
+    def epsilon(strength: float, delta: float) -> float:
+        return epsilon_of(scaled(event, strength), delta, adjacency)
+
+    return Family("this mechanism with any strength of noise", of, epsilon)
 
 
 _WRAPPERS = (
-    PoissonSampledDpEvent,
-    RandomAllocationDpEvent,
-    SampledWithoutReplacementDpEvent,
-    SelfComposedDpEvent,
-    VisibleVectorsDpEvent,
+    events.PoissonSampledDpEvent,
+    events.RandomAllocationDpEvent,
+    events.SampledWithoutReplacementDpEvent,
+    events.SelfComposedDpEvent,
+    events.VisibleVectorsDpEvent,
 )
-
-
-_MULTIPLIED = (GaussianDpEvent, ClippedSumDpEvent, LaplaceDpEvent, TruncatedSubsampledGaussianDpEvent)
+_MULTIPLIED = (
+    events.GaussianDpEvent,
+    events.ClippedSumDpEvent,
+    events.LaplaceDpEvent,
+    events.TruncatedSubsampledGaussianDpEvent,
+)
 
 
 def scaled(event: DpEvent, factor: float) -> DpEvent:
     """Return an event whose noise is divided, or whose epsilon or kappa is multiplied, by a factor."""
     import attr
-
-    from discreet.accounting import events
 
     non_negative("factor", factor)
     kind = type(event)

@@ -21,7 +21,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from discreet.data.samplers import CyclicPoisson, FixedSize, Poisson, RandomAllocation, Sampler, TruncatedPoisson
+from discreet.audit.evidence import canary_sampler
+from discreet.data.samplers import CyclicPoisson, FixedSize, RandomAllocation, Sampler
 from discreet.mechanisms.correlated import Correlation
 from discreet.protections.dp_sgd import DPSGD
 from discreet.training.plan import TrainingPlan
@@ -301,7 +302,7 @@ class Watch:
             self.clips = Clips(norm)
             if protect.noise > 0:
                 self.noise = Noise(protect.noise * norm, protect.correlated)
-        self.canaries = Batches(_drawing(plan.sampler), canaries) if canaries else None
+        self.canaries = Batches(canary_sampler(plan.sampler), canaries) if canaries else None
         self.batches: Batches | None = None
         self.misread = 0  # rows that are in a batch and not in its sum, or the reverse
 
@@ -362,8 +363,3 @@ class Watch:
             "public_units": self.plan.units,
             "protect": {"name": protect.name, **({"noise": protect.noise} if isinstance(protect, DPSGD) else {})},
         }
-
-
-def _drawing(sampler: Sampler) -> Sampler:
-    """Return the sampler of gradient canaries, which are not truncated."""
-    return Poisson(sampler.rate) if isinstance(sampler, TruncatedPoisson) else sampler

@@ -246,11 +246,10 @@ def _print_run(result: RunAudit) -> None:
 
 
 def _print_checks(checks: Sequence[Check]) -> None:
-    from discreet.audit.aspects import LABELS
     from discreet.audit.checks import LEVEL
 
     if checks:
-        rows = {LABELS[one.aspect]: f"{'FAILED' if one.failed else 'passed'}: {one.found}" for one in checks}
+        rows = {one.aspect.label: f"{'FAILED' if one.failed else 'passed'}: {one.found}" for one in checks}
         table(rows, title="Checks of the implementation")
         paragraph(f"A correct run fails any of these checks with probability at most {LEVEL:g}.")
 
@@ -300,11 +299,9 @@ def _found(refuted: bool, confidence: float) -> str:
 
 
 def _print_tested(tested: Sequence[Aspect]) -> None:
-    from discreet.audit.aspects import SENTENCES
-
     paragraph("Tested:")
     for one in tested:
-        paragraph(f"{SENTENCES[one]}.", "- ")
+        paragraph(f"{one.sentence}.", "- ")
 
 
 def _print_verdict(found: str, not_tested: Sequence[Untested]) -> None:

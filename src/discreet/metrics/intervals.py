@@ -12,12 +12,14 @@ from discreet.core.errors import invalid, open_probability, whole
 from discreet.core.randomness import Rng
 from discreet.core.types import Leakage
 
+Floats = npt.NDArray[np.float64]
+
 _FEW = 10  # a bootstrap is unreliable for fewer scores
 _AT_ONCE = 2**22  # numbers sampled at a time, to limit memory
 
 
 def bootstrap(
-    values: Sequence[float] | npt.NDArray[np.float64],
+    values: Sequence[float] | Floats,
     *,
     rng: Rng,
     confidence: float = 0.95,
@@ -51,7 +53,7 @@ def bootstrap(
 
 
 def score_interval(
-    values: Sequence[float] | npt.NDArray[np.float64], *, rng: Rng, confidence: float = 0.95, least: float = 0.0
+    values: Sequence[float] | Floats, *, rng: Rng, confidence: float = 0.95, least: float = 0.0
 ) -> tuple[float, float]:
     """Return an interval of the mean of scores between `least` and 1: the bootstrap, or Hoeffding's where that fails.
 
@@ -103,12 +105,24 @@ def clopper_pearson(successes: int, trials: int, confidence: float = 0.95) -> tu
     [0.9638, 1.0]
     """
     _check(successes, trials, confidence)
-    from scipy.stats import beta
-
     tail = (1 - confidence) / 2
-    low = float(beta.ppf(tail, successes, trials - successes + 1)) if successes else 0.0
-    high = float(beta.ppf(1 - tail, successes + 1, trials - successes)) if successes < trials else 1.0
-    return low, high
+    return float(lower_rates(successes, trials, tail)), float(upper_rates(successes, trials, tail))
+
+
+def lower_rates(successes: int | npt.NDArray[np.int64], trials: int, miss: float) -> Floats:
+    """Return one-sided Clopper-Pearson lower bounds of rates, each wrong with probability at most `miss`."""
+    from scipy.special import betaincinv
+
+    safe = np.maximum(successes, 1)
+    return np.where(np.greater(successes, 0), betaincinv(safe, trials - safe + 1, miss), 0.0)
+
+
+def upper_rates(successes: int | npt.NDArray[np.int64], trials: int, miss: float) -> Floats:
+    """Return one-sided Clopper-Pearson upper bounds of rates, each wrong with probability at most `miss`."""
+    from scipy.special import betaincinv
+
+    safe = np.minimum(successes, trials - 1)
+    return np.where(np.less(successes, trials), betaincinv(safe + 1, trials - safe, 1 - miss), 1.0)
 
 
 def rate_of(metric: str, successes: int, trials: int, chance: float | None) -> Leakage:
@@ -155,7 +169,6 @@ def _check(successes: int, trials: int, confidence: float) -> None:
     open_probability("confidence", confidence)
 
 
-Floats = npt.NDArray[np.float64]
 Rate = tuple[float, float, float]
 
 

@@ -8,7 +8,7 @@ from the attacker's index.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -71,46 +71,6 @@ def retrieval(
     if embed is not None:
         leaks.append(_cosine("embedding_cosine", _unit_vectors(embed), guesses, truths, index, random_rows, rng))
     return tuple(leaks)
-
-
-def constituents(
-    guesses: Sequence[Collection[int]], truths: Sequence[Collection[int]], index_size: int, *, rng: Rng
-) -> Leakage:
-    """Return the fraction of each mixture's sentences that were named, given as many guesses as sentences.
-
-    >>> print(constituents([(3, 1, 7)], [{1, 2}], 10, rng=Rng(0)))
-    constituents 0.500 [0.000, 1.000] (n = 1, chance 0.200)
-    """
-    check_lengths(guesses, truths)
-    parts = [len(set(list(a)[: len(set(b))]) & set(b)) / len(set(b)) for a, b in zip(guesses, truths, strict=True)]
-    chance = float(np.mean([len(set(b)) / index_size for b in truths]))
-    return _mean("constituents", parts, chance, rng)
-
-
-def recovered(
-    guesses: npt.ArrayLike, truths: npt.ArrayLike, threshold: float = 0.95, *, chance: float | None = None
-) -> Leakage:
-    """Return the fraction of private vectors recovered with at least this cosine, after the best one-to-one matching.
-
-    >>> print(recovered([[0.0, 2.0]], [[1.0, 0.0], [0.1, 1.0]]))
-    recovered_0.95 0.500 [0.013, 0.987] (n = 2)
-    """
-    cosines = matched_cosines(guesses, truths)
-    return rate_of(f"recovered_{threshold:g}", int((cosines >= threshold).sum()), len(cosines), chance)
-
-
-def matched_cosines(guesses: npt.ArrayLike, truths: npt.ArrayLike) -> Doubles:
-    """Return the cosine of each private vector with its guess in the best one-to-one matching, or -1 without one."""
-    from scipy.optimize import linear_sum_assignment
-
-    first, second = (unit_rows(np.atleast_2d(rows)) for rows in (guesses, truths))
-    if first.shape[1] != second.shape[1]:
-        raise invalid("guesses.width", first.shape[1], f"{second.shape[1]}, the width of the truths")
-    out = np.full(len(second), -1.0)
-    cosines = first @ second.T
-    rows, columns = linear_sum_assignment(cosines, maximize=True)
-    out[columns] = cosines[rows, columns]
-    return out
 
 
 def _cosine(

@@ -1,4 +1,4 @@
-"""The table of metrics: name, label, what is compared, function and chance level. Add a metric as one entry.
+"""The table of metrics: name, label, what is compared, and function. Add a metric as one entry.
 
 The function is either `pair`, which scores one guess against one truth, or `sample`, which measures a whole sample.
 """
@@ -16,6 +16,7 @@ from discreet.core.randomness import Rng
 from discreet.core.types import Leakage
 from discreet.metrics import text
 from discreet.metrics.categories import NUMBERS, Category, share_read
+from discreet.metrics.membership import RATES, tpr_metric
 from discreet.metrics.retrieval import retrieval
 from discreet.metrics.text import Embedder, Pair, meteor, universal_sentence_encoder
 
@@ -30,16 +31,6 @@ class Compares(Enum):
     MEMBERS = "members"  # the scores of members with those of non-members
     SECRETS = "secrets"  # what a model memorized with what was planted in its training text, or with the text itself
     PEOPLE = "people"  # a person, or a person's attribute, with the true one
-
-
-class Chance(Enum):
-    """The chance level of a metric."""
-
-    OTHER_TRUTHS = "what the same guesses score against other truths"
-    RANDOM_CANDIDATE = "what a candidate drawn at random scores"
-    ONE_OF_N = "one over the number of candidates"
-    RANDOM_SCORE = "what scores drawn at random reach"
-    UNSEEN = "what the same attack reaches for what the model never saw, or without the release"
 
 
 @dataclass(frozen=True)
@@ -61,8 +52,7 @@ class Metric:
     """A measure of how much private text a guess reveals.
 
     `label` is used in sentences and reports, `short` in table headers. `is_rate` is true if every single value is 0 or
-    1. `least` is the smallest possible value. A `cased` metric needs the truth as it was written; its score is NaN for
-    a truth that has nothing to count.
+    1. A `cased` metric needs the truth as it was written; its score is NaN for a truth that has nothing to count.
     """
 
     name: str
@@ -71,9 +61,7 @@ class Metric:
     compares: Compares
     pair: Pair | None = None
     sample: Callable[[Sample, Rng], Leakage] | None = None
-    chance: Chance = Chance.OTHER_TRUTHS
     is_rate: bool = False
-    least: float = 0.0
     cased: bool = False
 
     def score(self, guess: str, truth: str) -> float:
@@ -132,93 +120,45 @@ _ALL = (
     Metric("rouge_l", "words read in the right order (ROUGE-L)", "ROUGE-L", _TEXTS, partial(text.rouge, kind="rougeL")),
     Metric("rouge_1", "words read (ROUGE-1)", "ROUGE-1", _TEXTS, partial(text.rouge, kind="rouge1")),
     Metric("rouge_2", "pairs of words read (ROUGE-2)", "ROUGE-2", _TEXTS, partial(text.rouge, kind="rouge2")),
-    Metric(
-        "lcs_over_longer", "words read in order (LCS / longer)", "LCS / longer", _TEXTS, text.lcs_over_longer
-    ),
+    Metric("lcs_over_longer", "words read in order (LCS / longer)", "LCS / longer", _TEXTS, text.lcs_over_longer),
     Metric("token_accuracy", "words read in their place", "words in place", _TEXTS, text.token_accuracy),
     Metric("bag_recall", "words read, in any order", "words read", _WORDS, text.bag_recall),
     Metric("jaccard", "shared words (Jaccard)", "Jaccard", _WORDS, text.jaccard),
     Metric("exact_match", "whole texts read without an error", "exact", _TEXTS, text.exact_match, is_rate=True),
     Metric("meteor", "words read, with stems and synonyms (METEOR)", "METEOR", _TEXTS, meteor),
-    Metric("semantic_cosine", "closeness in meaning", "meaning", _TEXTS, sample=_semantic_cosine, least=-1.0),
-    Metric(
-        "use_cosine",
-        "closeness in meaning (Universal Sentence Encoder)",
-        "USE cosine",
-        _TEXTS,
-        sample=_use_cosine,
-        least=-1.0,
-    ),
-    Metric(
-        "identity",
-        "right text chosen among the candidates",
-        "identity",
-        _CANDIDATES,
-        sample=partial(_retrieved, "identity"),
-        chance=Chance.RANDOM_CANDIDATE,
-        is_rate=True,
-    ),
-    Metric(
-        "tfidf_cosine",
-        "TF-IDF cosine of the text chosen",
-        "TF-IDF",
-        _CANDIDATES,
-        sample=partial(_retrieved, "tfidf_cosine"),
-        chance=Chance.RANDOM_CANDIDATE,
-    ),
-    Metric(
-        "embedding_cosine",
-        "closeness in meaning of the text chosen",
-        "embedding",
-        _CANDIDATES,
-        sample=partial(_retrieved, "embedding_cosine"),
-        chance=Chance.RANDOM_CANDIDATE,
-        least=-1.0,
+    Metric("semantic_cosine", "closeness in meaning", "meaning", _TEXTS, sample=_semantic_cosine),
+    Metric("use_cosine", "closeness in meaning (Universal Sentence Encoder)", "USE cosine", _TEXTS, sample=_use_cosine),
+    *(
+        Metric(name, label, short, _CANDIDATES, sample=partial(_retrieved, name), is_rate=is_rate)
+        for name, label, short, is_rate in (
+            ("identity", "right text chosen among the candidates", "identity", True),
+            ("tfidf_cosine", "TF-IDF cosine of the text chosen", "TF-IDF", False),
+            ("embedding_cosine", "closeness in meaning of the text chosen", "embedding", False),
+        )
     ),
     Metric(
         "identified",
         "identified among the candidates, from all updates of the training",
         "identified",
         _INDICES,
-        chance=Chance.ONE_OF_N,
         is_rate=True,
     ),
     Metric(
-        "identified_update",
-        "identified among the candidates, from one update",
-        "identified",
-        _INDICES,
-        chance=Chance.ONE_OF_N,
-        is_rate=True,
+        "identified_update", "identified among the candidates, from one update", "identified", _INDICES, is_rate=True
     ),
-    Metric("auc", "members ranked above non-members (AUC)", "AUC", _MEMBERS, chance=Chance.RANDOM_SCORE),
+    Metric("auc", "members ranked above non-members (AUC)", "AUC", _MEMBERS),
     *(
         Metric(
-            f"tpr_at_{rate:g}",
+            tpr_metric(rate),
             f"members found at {100 * rate:g}% false positives",
             f"TPR at {100 * rate:g}%",
             _MEMBERS,
-            chance=Chance.RANDOM_SCORE,
             is_rate=True,
         )
-        for rate in (0.1, 0.01, 0.001)
+        for rate in RATES
     ),
-    Metric(
-        "advantage",
-        "members found minus non-members accused",
-        "advantage",
-        _MEMBERS,
-        chance=Chance.RANDOM_SCORE,
-        least=-1.0,
-    ),
-    Metric(
-        "loss_tail",
-        "non-members whose loss exceeds nearly every member's",
-        "loss tail",
-        _MEMBERS,
-        chance=Chance.RANDOM_SCORE,
-        is_rate=True,
-    ),
+    Metric("advantage", "members found minus non-members accused", "advantage", _MEMBERS),
+    Metric("loss_tail", "non-members whose loss exceeds nearly every member's", "loss tail", _MEMBERS, is_rate=True),
     *(
         Metric(
             name,
@@ -232,7 +172,7 @@ _ALL = (
         for name, categories in _CATEGORIES.items()
     ),
     *(
-        Metric(name, label, short, compares, chance=Chance.UNSEEN, is_rate=is_rate)
+        Metric(name, label, short, compares, is_rate=is_rate)
         for name, label, short, compares, is_rate in (
             ("exposure", "bits of a planted secret that the model gives away", "exposure (bits)", _SECRETS, False),
             ("secrets_named", "planted secrets that the model likes best", "secrets named", _SECRETS, True),

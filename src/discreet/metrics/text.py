@@ -279,11 +279,7 @@ def universal_sentence_encoder() -> Embedder:
     of the original, according to its documentation. The package contains the weights; nothing is downloaded.
     """
     model = _model()
-
-    def embed(texts: Any) -> Any:
-        return model.encode(list(texts))
-
-    return embed
+    return lambda texts: model.encode(list(texts))
 
 
 @cache

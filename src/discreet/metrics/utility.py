@@ -50,12 +50,6 @@ class Quality:
         """Whether the model is no better than a constant answer."""
         return self.constant or not is_better(self.main, self.value, self.baseline)
 
-    @property
-    def unclear(self) -> bool:
-        """Whether there are too few rows to distinguish the model from a constant answer."""
-        worst = self.interval[1 if self.main in LOWER_IS_BETTER else 0]
-        return not self.learned_nothing and not is_better(self.main, worst, self.baseline)
-
     def as_dict(self) -> dict[str, Any]:
         """Return everything except the metrics as plain values for JSON."""
         return {

@@ -168,8 +168,19 @@ def describe_release(facts: Mapping[str, Any], *, texts: str | None = None, prot
     """
     if not facts:
         return "not recorded"
-    if facts.get("kind") == MODEL:
-        return _describe_model(facts, protection)
+    what = _describe_model(facts) if facts.get("kind") == MODEL else _describe_rows(facts, texts)
+    if not protection:
+        return what
+    from discreet.protections.base import in_words  # imported here: it loads torch, which a report does not need
+
+    return f"{what}; {'no protection' if facts.get('protection') is None else in_words(facts['protection'])}"
+
+
+def _describe_model(facts: Mapping[str, Any]) -> str:
+    return f"{facts.get('model', 'the model')} ({facts.get('trained', '?')}: {_short(facts.get('numbers', 0))} numbers)"
+
+
+def _describe_rows(facts: Mapping[str, Any], texts: str | None) -> str:
     steps = facts.get("steps", 1)
     times = "once" if steps == 1 else f"{steps} times"
     if facts.get("scope") == TRAINING:
@@ -185,17 +196,11 @@ def describe_release(facts: Mapping[str, Any], *, texts: str | None = None, prot
     model = facts.get("model", "the model")
     if facts.get("kind") == GRADIENT:
         simulated = "the simulated gradient" if facts.get("simulated") else "the gradient"
-        what = f"{simulated} of {texts} at {model}, {times}; {facts.get('parameters', '?')}"
-    elif facts.get("kind") == TEXT:
-        what = f"{texts}, {times}"
-    else:
-        count = "1 vector" if facts.get("vectors") == 1 else f"{facts.get('vectors', '?')} vectors"
-        what = f"{count} of {facts.get('width', '?')} numbers from {texts} at {model}, {times}"
-    if not protection:
-        return what
-    from discreet.protections.base import in_words  # imported here: it loads torch, which a report does not need
-
-    return f"{what}; {'no protection' if facts.get('protection') is None else in_words(facts['protection'])}"
+        return f"{simulated} of {texts} at {model}, {times}; {facts.get('parameters', '?')}"
+    if facts.get("kind") == TEXT:
+        return f"{texts}, {times}"
+    count = "1 vector" if facts.get("vectors") == 1 else f"{facts.get('vectors', '?')} vectors"
+    return f"{count} of {facts.get('width', '?')} numbers from {texts} at {model}, {times}"
 
 
 def model_facts(model: TextModel, origin: str, protect: Any) -> dict[str, Any]:
@@ -209,15 +214,6 @@ def model_facts(model: TextModel, origin: str, protect: Any) -> dict[str, Any]:
         "numbers": trained,
         "protection": None if protect is None else protect.facts(),
     }
-
-
-def _describe_model(facts: Mapping[str, Any], protection: bool) -> str:
-    what = f"{facts.get('model', 'the model')} ({facts.get('trained', '?')}: {_short(facts.get('numbers', 0))} numbers)"
-    if not protection:
-        return what
-    from discreet.protections.base import in_words  # imported here: it loads torch, which a report does not need
-
-    return f"{what}; {'no protection' if facts.get('protection') is None else in_words(facts['protection'])}"
 
 
 def describe_knowledge(facts: Mapping[str, Any]) -> str:

@@ -113,8 +113,8 @@ def hidden_release(
         check_units(batch, protect)
     rows = np.arange(len(batch), dtype=np.int64)
     hidden = hidden_batch(model, tokens, other, protect, live, rng, rows, 0, 0)
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     with evaluating(model):
-        parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         loss = hidden_losses(model, protect, live, hidden.inputs, hidden.targets).mean()
         gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True, materialize_grads=True)
     stated = one_release_guarantee(live.cost(0, 0)[0], live, batch, rng, delta)

@@ -3,10 +3,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from benchmarks.masked_dlg import hidden_gradients
 from torch import Tensor, nn
 
 from discreet.attacks.matching.lbfgs import minimise
-from discreet.attacks.matching.masked_dlg import MaskedDLG, hidden_gradients
+from discreet.attacks.matching.masked_dlg import MaskedDLG
 from discreet.core.errors import SettingError, UnsupportedError
 from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, Knowledge

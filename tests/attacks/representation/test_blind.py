@@ -1,12 +1,12 @@
 import numpy as np
 import pytest
 import torch
+from benchmarks.vector_metrics import recovered
 
 from discreet.attacks.representation.blind import BlindReconstruction, corners, groups, remove_masks
 from discreet.core.errors import SettingError, UnsupportedError
 from discreet.core.randomness import Rng
 from discreet.core.types import Knowledge, RepresentationRelease
-from discreet.metrics.retrieval import recovered
 
 pytestmark = pytest.mark.search
 

@@ -1,13 +1,13 @@
 import numpy as np
 import pytest
 import torch
+from benchmarks.vector_metrics import recovered
 from tests.attacks.representation.conftest import Scene, scene
 
 from discreet.attacks.representation.instance import InstanceReconstruction
 from discreet.core.errors import SettingError, UnsupportedError
 from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, Knowledge, RepresentationRelease
-from discreet.metrics.retrieval import recovered
 
 pytestmark = pytest.mark.search
 

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 import torch
+from benchmarks.vector_metrics import recovered
 
 from discreet.attacks.representation.blind import BlindReconstruction
 from discreet.attacks.representation.instance import InstanceReconstruction
 from discreet.attacks.representation.similarity import Similarity
 from discreet.core.randomness import Rng
 from discreet.core.types import Knowledge, RepresentationRelease
-from discreet.metrics.retrieval import recovered
 from discreet.protections.base import clip
 from discreet.protections.instance_encoding import InstanceEncoding
 from discreet.protections.texthide import TextHide

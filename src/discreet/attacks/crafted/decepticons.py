@@ -18,12 +18,12 @@ from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
-from discreet.attacks.base import Attack, Need
+from discreet.attacks.base import GradientAttack, Need
 from discreet.attacks.crafted.weights import Layout, craft, residual, sources
-from discreet.attacks.encoder_layers import Anatomy, Block, blocks_of, dissect, model_of
+from discreet.attacks.encoder_layers import Anatomy, Block, blocks_of, dissect, model_of, weight_of
 from discreet.core.errors import UnsupportedError, positive, probability, whole
 from discreet.core.randomness import Rng
-from discreet.core.types import GradientRelease, Guess, Knowledge, Release
+from discreet.core.types import GradientRelease, Guess, Knowledge
 from discreet.models.base import TextModel
 from discreet.models.language_model import LanguageModel
 
@@ -38,7 +38,7 @@ _MOST = 0.8  # share of the clear states that the sentences together must contai
 
 
 @dataclass(frozen=True)
-class Decepticons(Attack):
+class Decepticons(GradientAttack):
     """An active attack in two steps: `craft` returns the weights that the server sends, `run` decodes the gradient.
 
     `sharpness` makes the activation a step: a state is either above or below a threshold. A state is used if its
@@ -59,7 +59,6 @@ class Decepticons(Attack):
     states: int = 2048
 
     name: ClassVar[str] = "decepticons"
-    sees: ClassVar[type[Release]] = GradientRelease
     needs: ClassVar[frozenset[Need]] = frozenset({Need.CRAFTED_MODEL})
 
     def __post_init__(self) -> None:
@@ -115,7 +114,7 @@ class Decepticons(Attack):
 
 def _check_crafted(blocks: tuple[Block, ...]) -> None:
     for block in blocks:
-        weight = block.inner.rows(block.inner.module.weight)  # type: ignore[arg-type]
+        weight = block.inner.rows(weight_of(block.inner.module))
         if not torch.equal(weight, weight[:1].expand_as(weight)):
             raise UnsupportedError(
                 f"Expected the crafted model in Knowledge(model=…) for {_NAME}, got ordinary weights in "
@@ -167,7 +166,7 @@ def feed_forward_rows(seen: GradientRelease, block: Block, layout: Layout, most:
         )
     thresholds = block.inner.module.bias
     assert isinstance(thresholds, Tensor)
-    lift = block.outer.rows(_weight(block.outer.module))[layout.free].double()
+    lift = block.outer.rows(weight_of(block.outer.module))[layout.free].double()
     rows = block.inner.rows(seen.gradients[name]).detach().double() / lift[:, None]
     sums = seen.gradients[bias].detach().double() / lift
     if not (bool(torch.isfinite(rows).all()) and bool(torch.isfinite(sums).all())):
@@ -191,7 +190,7 @@ def decoder_rows(seen: GradientRelease, head: nn.Module, layout: Layout, most: i
     if any(n not in seen.gradients for n in names):
         return torch.zeros(0, dtype=torch.int64), torch.zeros(0, layout.width)
     rows, sums = (seen.gradients[n].detach().double() for n in names)
-    positive = _weight(head)[:, layout.free] > 0
+    positive = weight_of(head)[:, layout.free] > 0
     for sign in (positive, ~positive):
         rows, sums = rows.clone(), sums.clone()
         rows[sign] -= rows[sign].median(dim=0).values
@@ -234,12 +233,6 @@ def _decode(
 
 def _standard(rows: Tensor) -> Tensor:
     return nn.functional.normalize(rows - rows.mean(dim=1, keepdim=True), dim=1)
-
-
-def _weight(module: nn.Module) -> Tensor:
-    weight = module.weight
-    assert isinstance(weight, Tensor)
-    return weight.detach()
 
 
 def groups(imprints: Imprints, count: int, clear_match: float) -> list[Words]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from discreet.attacks.encoder_layers import Anatomy, Block, Projection, blocks_of, dissect, inputs_of
+from discreet.attacks.encoder_layers import Anatomy, Block, Projection, blocks_of, dissect, inputs_of, weight_of
 from discreet.core.errors import UnsupportedError, invalid
 from discreet.core.randomness import Rng
 from discreet.models.base import TextModel
@@ -119,9 +119,7 @@ def residual(model: TextModel, anatomy: Anatomy, tokens: Tensor, places: Tensor)
 
 
 def _rows(part: Projection) -> Tensor:
-    weight = part.module.weight
-    assert isinstance(weight, Tensor)
-    return part.rows(weight.detach())
+    return part.rows(weight_of(part.module))
 
 
 def _set(part: Projection, rows: Tensor, bias: Tensor | None = None) -> None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from discreet.attacks.base import Attack, Family, Need, Returns
+from discreet.attacks.base import Need, PeopleAttack, Returns
 from discreet.attacks.representation.candidates import matrix, released
 from discreet.core.errors import UnsupportedError, invalid, positive, whole
 from discreet.core.randomness import Rng
@@ -27,7 +27,7 @@ _NAME = "Attribute inference"
 
 
 @dataclass(frozen=True)
-class AttributeInference(Attack):
+class AttributeInference(PeopleAttack):
     """Return the most likely class of each released vector.
 
     `extra["attributes"]` holds public vectors and the number of the class of each. `attribute` names what the
@@ -46,10 +46,8 @@ class AttributeInference(Attack):
 
     name: ClassVar[str] = "attribute"
     sees: ClassVar[type[Release]] = RepresentationRelease
-    family: ClassVar[Family] = Family.PEOPLE
     returns: ClassVar[Returns] = Returns.SCORES
     needs: ClassVar[frozenset[Need]] = frozenset({Need.ATTRIBUTES})
-    aligned: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Check the settings."""

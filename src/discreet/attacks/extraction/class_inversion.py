@@ -16,17 +16,18 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from discreet.attacks.base import Attack, Family, Returns
+from discreet.attacks.base import ExtractionAttack, Returns
 from discreet.core.errors import UnsupportedError, one_of, whole
 from discreet.core.randomness import Rng
-from discreet.core.types import Guess, Knowledge, ModelRelease, Release
+from discreet.core.types import Guess, Knowledge, ModelRelease
+from discreet.models.base import evaluating
 from discreet.models.classifier import Classifier
 
 _SHORTEST_WORD = 3
 
 
 @dataclass(frozen=True)
-class ClassInversion(Attack):
+class ClassInversion(ExtractionAttack):
     """Return for each class of a classifier a text of `words` words with the highest probability of that class.
 
     The search starts `restarts` times from random words and takes `steps` steps; in each, `swaps` replacements are
@@ -42,8 +43,6 @@ class ClassInversion(Attack):
     class_name: str = ""
 
     name: ClassVar[str] = "class-inversion"
-    sees: ClassVar[type[Release]] = ModelRelease
-    family: ClassVar[Family] = Family.EXTRACTION
     returns: ClassVar[Returns] = Returns.TEXTS
 
     def __post_init__(self) -> None:
@@ -61,18 +60,16 @@ class ClassInversion(Attack):
         """Return the text that each class likes best."""
         model = invertible(seen.model)
         vocabulary = torch.from_numpy(whole_words(model.tokenizer)).to(model.device)
-        was_training = model.training
-        model.eval()
         texts, scores = [], []
-        for number in self.classes(model):
-            best_score, best = -np.inf, torch.empty(0)
-            for restart in range(self.restarts):
-                score, tokens = self._search(model, vocabulary, number, rng.fork("search", number, restart))
-                if score > best_score:
-                    best_score, best = score, tokens
-            texts.append(str(model.tokenizer.decode(best.tolist())))
-            scores.append(float(np.exp(best_score)))
-        model.train(was_training)
+        with evaluating(model):
+            for number in self.classes(model):
+                best_score, best = -np.inf, torch.empty(0)
+                for restart in range(self.restarts):
+                    score, tokens = self._search(model, vocabulary, number, rng.fork("search", number, restart))
+                    if score > best_score:
+                        best_score, best = score, tokens
+                texts.append(str(model.tokenizer.decode(best.tolist())))
+                scores.append(float(np.exp(best_score)))
         return Guess(texts=tuple(texts), scores=tuple(scores))
 
     def _search(self, model: Classifier, vocabulary: Tensor, number: int, rng: Rng) -> tuple[float, Tensor]:

@@ -20,10 +20,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from discreet.attacks.base import Attack, Family, Need, Returns
+from discreet.attacks.base import ExtractionAttack, Need, Returns
 from discreet.core.errors import UnsupportedError, invalid, non_negative, open_probability, whole
 from discreet.core.randomness import Rng
-from discreet.core.types import Guess, Knowledge, ModelRelease, Release
+from discreet.core.types import Guess, Knowledge, ModelRelease
+from discreet.models.base import evaluating
+from discreet.models.encoder import quiet
 
 if TYPE_CHECKING:
     from discreet.models.language_model import LanguageModel
@@ -75,7 +77,7 @@ class Prompt:
 
 
 @dataclass(frozen=True)
-class DiscoverableExtraction(Attack):
+class DiscoverableExtraction(ExtractionAttack):
     """Sample continuations of prompts: the first `prefix` tokens of a text, whose next `suffix` tokens are private.
 
     `extra["prompts"]` holds the prompts as tokens. `samples` continuations of each are sampled at `temperature` from
@@ -91,8 +93,6 @@ class DiscoverableExtraction(Attack):
     top_k: int = 40
 
     name: ClassVar[str] = "extraction"
-    sees: ClassVar[type[Release]] = ModelRelease
-    family: ClassVar[Family] = Family.EXTRACTION
     returns: ClassVar[Returns] = Returns.TEXTS
     needs: ClassVar[frozenset[Need]] = frozenset({Need.PROMPTS})
 
@@ -160,17 +160,15 @@ def suffix_log_probabilities(model: LanguageModel, prompts: Sequence[Prompt], sa
     """
     model = causal(model)
     _check_vocabulary(model, prompts)
-    was_training = model.training
-    model.eval()
     result = np.empty(len(prompts))
     lengths = np.array([len(prompt.prefix) + len(prompt.suffix) for prompt in prompts])
     order = np.argsort(-lengths, kind="stable")
     at_once, start = _TOKENS_AT_ONCE[model.device.type], 0
-    while start < len(order):
-        rows = order[start : start + max(1, at_once // int(lengths[order[start]]))].tolist()
-        result[rows] = _log_probabilities(model, [prompts[row] for row in rows], sampling)
-        start += len(rows)
-    model.train(was_training)
+    with evaluating(model):
+        while start < len(order):
+            rows = order[start : start + max(1, at_once // int(lengths[order[start]]))].tolist()
+            result[rows] = _log_probabilities(model, [prompts[row] for row in rows], sampling)
+            start += len(rows)
     return result
 
 
@@ -208,8 +206,6 @@ def sample(
     """
     import copy
 
-    from discreet.models.encoder import quiet
-
     model = causal(model)
     settings = copy.deepcopy(model.network.generation_config)
     greedy = sampling.temperature == 0
@@ -219,17 +215,15 @@ def sample(
     settings.update(max_new_tokens=length, max_length=None)
     settings.update(pad_token_id=model.tokenizer.pad_token_id, eos_token_id=model.tokenizer.eos_token_id)
     given = torch.tensor([list(prefix)], device=model.device)
-    was_training = model.training
-    model.eval()
     rows: list[list[int]] = []
-    with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []), quiet():
+    devices = [model.device] if model.device.type == "cuda" else []
+    with evaluating(model), torch.random.fork_rng(devices=devices), quiet():
         torch.manual_seed(rng.fork("sample").seed())
         while len(rows) < count:
             size = 1 if greedy else min(count - len(rows), _SEQUENCES_AT_ONCE[model.device.type])
             settings.update(num_return_sequences=size)
             made = model.network.generate(given, attention_mask=torch.ones_like(given), generation_config=settings)
             rows += [row[len(prefix) :] for row in made.tolist()] * (count if greedy else 1)
-    model.train(was_training)
     return rows
 
 

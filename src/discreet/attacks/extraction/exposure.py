@@ -20,10 +20,10 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from discreet.attacks.base import Attack, Family, Need, Returns
+from discreet.attacks.base import ExtractionAttack, Need, Returns
 from discreet.core.errors import UnsupportedError, invalid, whole
 from discreet.core.randomness import Rng
-from discreet.core.types import Guess, Knowledge, ModelRelease, Release
+from discreet.core.types import Guess, Knowledge, ModelRelease
 from discreet.data.canaries import Canary
 
 Floats = npt.NDArray[np.float64]
@@ -33,7 +33,7 @@ _FEWEST_FOR_FIT = 100  # below this number of losses a fitted tail says nothing
 
 
 @dataclass(frozen=True)
-class CanaryExposure(Attack):
+class CanaryExposure(ExtractionAttack):
     """Rank the candidates of each canary by their loss.
 
     `extra["canaries"]` holds an array of losses for each canary, one per candidate. A space of at most `candidates`
@@ -47,8 +47,6 @@ class CanaryExposure(Attack):
     fit: bool = True
 
     name: ClassVar[str] = "exposure"
-    sees: ClassVar[type[Release]] = ModelRelease
-    family: ClassVar[Family] = Family.EXTRACTION
     returns: ClassVar[Returns] = Returns.SCORES
     needs: ClassVar[frozenset[Need]] = frozenset({Need.CANARIES})
 

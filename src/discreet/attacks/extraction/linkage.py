@@ -19,7 +19,7 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from discreet.attacks.base import Attack, Family, Need, Returns
+from discreet.attacks.base import Need, PeopleAttack, Returns
 from discreet.core.errors import DataError, UnsupportedError, invalid, open_probability
 from discreet.core.randomness import Rng
 from discreet.core.types import Guess, Knowledge, Release, TextRelease
@@ -127,7 +127,7 @@ def _month(name: str) -> int:
 
 
 @dataclass(frozen=True)
-class Linkage(Attack):
+class Linkage(PeopleAttack):
     """Return for each released text the most likely person of a register.
 
     `extra["register"]` is the `Register`. `columns` are the columns that the attacker uses, separated by commas (all by
@@ -145,10 +145,8 @@ class Linkage(Attack):
 
     name: ClassVar[str] = "linkage"
     sees: ClassVar[type[Release]] = TextRelease
-    family: ClassVar[Family] = Family.PEOPLE
     returns: ClassVar[Returns] = Returns.SCORES
     needs: ClassVar[frozenset[Need]] = frozenset({Need.REGISTER})
-    aligned: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Check the settings."""

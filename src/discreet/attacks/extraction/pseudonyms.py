@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from discreet.attacks.base import Attack, Family, Need, Returns
+from discreet.attacks.base import Need, PeopleAttack, Returns
 from discreet.core.errors import UnsupportedError, one_of, whole
 from discreet.core.randomness import Rng
 from discreet.core.types import Guess, Knowledge, Release, TextRelease
@@ -25,7 +25,7 @@ _KEY_BYTES = 32
 
 
 @dataclass(frozen=True)
-class PseudonymDictionary(Attack):
+class PseudonymDictionary(PeopleAttack):
     """Return the name behind each pseudonym in a text, found by hashing a dictionary of names.
 
     `extra["dictionary"]` holds the names to try. Every unsalted hash of `HASHES` is tried, in several spellings of the
@@ -42,10 +42,8 @@ class PseudonymDictionary(Attack):
 
     name: ClassVar[str] = "pseudonyms"
     sees: ClassVar[type[Release]] = TextRelease
-    family: ClassVar[Family] = Family.PEOPLE
     returns: ClassVar[Returns] = Returns.TEXTS
     needs: ClassVar[frozenset[Need]] = frozenset({Need.DICTIONARY})
-    aligned: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Check the settings."""

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from discreet.attacks.encoder_layers import Anatomy, dissect, reject_pairs
+from discreet.attacks.encoder_layers import Anatomy, dissect, encoder_inputs, reject_pairs
 from discreet.clipping.record import Record
 from discreet.clipping.slots import Lookup, Pair, Slot, Vectors
 from discreet.clipping.tape import Tape
@@ -100,10 +100,8 @@ class Imitation:
         """
         s, k, b, t, width = x.shape
         targets = labels.flatten(0, 2)
-        inputs = {"inputs_embeds": x.reshape(-1, t, width), "attention_mask": mask[:, None].expand(s, k, b, t)}
-        inputs["attention_mask"] = inputs["attention_mask"].reshape(-1, t)
-        if "token_type_ids" in self.model.tokenizer.model_input_names:
-            inputs["token_type_ids"] = torch.zeros_like(inputs["attention_mask"])
+        masks = mask[:, None].expand(s, k, b, t).reshape(-1, t)
+        inputs = encoder_inputs(self.model, x.reshape(-1, t, width), masks)
         # The fused attention kernels have no second derivative.
         with sdpa_kernel(SDPBackend.MATH), torch.enable_grad(), self._tape:
             losses = self.model.losses(inputs, targets)
@@ -438,9 +436,7 @@ def alive_masks(model: TextModel, words: Tensor) -> dict[str, Tensor]:
         for name, module in model.encoder.named_modules()
         if isinstance(getattr(module, "bias", None), nn.Parameter) and not isinstance(module, nn.LayerNorm)
     ]
-    inputs = {"inputs_embeds": words[ids].requires_grad_(), "attention_mask": torch.ones_like(ids)}
-    if "token_type_ids" in model.tokenizer.model_input_names:
-        inputs["token_type_ids"] = torch.zeros_like(ids)
+    inputs = encoder_inputs(model, words[ids].requires_grad_())
     try:
         with sdpa_kernel(SDPBackend.MATH), torch.enable_grad():
             scores = model(inputs)

@@ -6,27 +6,26 @@ DLG, TAG and LAMP are settings of it. It attacks many releases at once, each wit
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from discreet.attacks.base import Attack, TimeLimit
+from discreet.attacks.base import GradientAttack, TimeLimit
 from discreet.attacks.encoder_layers import dissect, model_of
 from discreet.attacks.matching.candidate_gradients import Imitation
 from discreet.attacks.matching.lbfgs import minimise
 from discreet.attacks.matching.objective import MatchingLoss, Objective
 from discreet.attacks.matching.polish import Polish, reorderings
-from discreet.attacks.matching.problems import Problems, Vocabulary
+from discreet.attacks.matching.problems import Problems, Vocabulary, pick
 from discreet.core.errors import invalid, non_negative, one_of, positive, probability, whole
 from discreet.core.randomness import Rng
-from discreet.core.types import GradientRelease, Guess, Knowledge, Release
+from discreet.core.types import GradientRelease, Guess, Knowledge
 from discreet.models.base import TextModel
 from discreet.models.ngram import NGram, Prior
 
-Progress = Callable[[int, float], None]
 _BETAS = (0.9, 0.999)
 _PULL_EVERY = 5  # steps between lookups of the nearest words
 _LATER = 0.1  # factor of the rate for a descent that starts from tokens: a step at the full rate would lose them
@@ -112,7 +111,7 @@ class Search:
         orders[:, :, 0] = place
         self._choose(orders, None)
 
-    def cycle(self, number: int, tokens: Tensor | None, rng: Rng, progress: Progress | None) -> tuple[Tensor, Tensor]:
+    def cycle(self, number: int, tokens: Tensor | None, rng: Rng) -> tuple[Tensor, Tensor]:
         """Descend and polish once, in an equal share of the time limit; later cycles start from the best tokens."""
         settings = self.settings
         whole = self.limit
@@ -122,21 +121,23 @@ class Search:
             self.best_loss = torch.full(self.x.shape[:2], torch.inf, device=self.x.device)
             self.logits = None if self.logits is None else self.logits[:, :1].contiguous()
         share = settings.descent if settings.polish is not None else 0.98
-        self.descend(settings.rate * (_LATER if number else 1.0), (number + share) / (number + 1), progress)
+        self.descend(settings.rate * (_LATER if number else 1.0), (number + share) / (number + 1))
         nearest, losses = self.read()
         if settings.polish is not None:
             if tokens is not None:
                 nearest, self.best = torch.cat([nearest, tokens], 1), self.best.expand(-1, 2, -1, -1, -1)
             source = rng.fork("polish", number)
-            nearest, losses = settings.polish.run(self.objective, nearest, self, self.prior, self.limit, source)
+            nearest, losses = settings.polish.run(
+                self.objective, self.vocabulary, nearest, self.best, self.labels(), self.prior, self.limit, source
+            )
         self.limit = whole
         return nearest, losses
 
-    def descend(self, rate: float, until: float, progress: Progress | None = None) -> None:
+    def descend(self, rate: float, until: float) -> None:
         """Minimize the loss by gradient descent with discrete rounds, at most until a share of the time limit."""
         settings = self.settings
         if settings.optimiser == "l-bfgs":
-            self._quasi_newton(progress)
+            self._quasi_newton()
             return
         first, second = torch.zeros_like(self.x), torch.zeros_like(self.x)
         label_moments = self._label_moments()
@@ -163,15 +164,13 @@ class Search:
                 label_moments = self._label_moments()
             if settings.every and done >= settings.burn_in and step % settings.every == 1:
                 first, second = self._round(first, second)
-            if progress is not None:
-                progress(step, float(losses.min(1).values.mean()))
         losses, _, _ = self.total(self.x)
         self.keep_best(losses)
 
     def _label_moments(self) -> tuple[Tensor, Tensor] | None:
         return None if self.logits is None else (torch.zeros_like(self.logits), torch.zeros_like(self.logits))
 
-    def _quasi_newton(self, progress: Progress | None) -> None:
+    def _quasi_newton(self) -> None:
         """Minimize by L-BFGS over vectors and label logits together."""
         settings = self.settings
         shape = self.x.shape
@@ -192,8 +191,6 @@ class Search:
             self.x = flat[:, :count].reshape(shape)
             self.keep_best(losses.view(shape[:2]))
             self.steps_done = step
-            if progress is not None:
-                progress(step, float(losses.view(shape[:2]).min(1).values.mean()))
             return not self.limit.over()
 
         end = minimise(slopes, rows, rate=settings.rate, steps=settings.steps - 1, backtrack=True, after=after)
@@ -229,9 +226,8 @@ class Search:
         """Return the tokens of the best vectors, (problems, kept, sentences, tokens), and the losses of the vectors."""
         tokens = self._nearest_tokens(self.best)
         order = self.best_loss.argsort(1)
-        index = order[..., None, None].expand_as(tokens)
-        self.best = self.best.gather(1, order.view(*order.shape, 1, 1, 1).expand_as(self.best))
-        return tokens.gather(1, index), self.best_loss.gather(1, order)
+        self.best = pick(self.best, order)
+        return pick(tokens, order), pick(self.best_loss, order)
 
     def _pin(self, x: Tensor) -> Tensor:
         return torch.where(self.free[:, None], x, self.pinned[:, None])
@@ -244,14 +240,10 @@ class Search:
         kept = max(1, self.x.shape[1] // 2)
         chosen = self.best_loss.topk(kept, largest=False).indices
 
-        def select(value: Tensor) -> Tensor:
-            index = chosen.view(*chosen.shape, *(1,) * (value.dim() - 2))
-            return value.gather(1, index.expand(-1, -1, *value.shape[2:]))
-
-        self.x, self.best, self.best_loss = select(self.x), select(self.best), select(self.best_loss)
+        self.x, self.best, self.best_loss = (pick(one, chosen) for one in (self.x, self.best, self.best_loss))
         if self.logits is not None:
-            self.logits = select(self.logits)
-        return select(first), select(second)
+            self.logits = pick(self.logits, chosen)
+        return pick(first, chosen), pick(second, chosen)
 
     def _round(self, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
         """Try other orders of each sentence's tokens, and reorder the optimiser's moments with them."""
@@ -368,14 +360,7 @@ class Matching(SearchSettings):
         super().__post_init__()
         one_of("optimiser", self.optimiser, OPTIMISERS)
 
-    def run(
-        self,
-        releases: Sequence[GradientRelease],
-        knows: Knowledge,
-        rng: Rng,
-        attack: str,
-        progress: Progress | None = None,
-    ) -> list[Guess]:
+    def run(self, releases: Sequence[GradientRelease], knows: Knowledge, rng: Rng, attack: str) -> list[Guess]:
         """Return a guess for each release; all of one batch size, attacked together."""
         limit = TimeLimit(self.seconds)
         model, objective = set_up(releases, knows, self.loss, attack)
@@ -386,44 +371,43 @@ class Matching(SearchSettings):
         seconds = {"ready": limit.passed}
         search.start()
         seconds["started"] = limit.passed
-        tokens, losses = search.cycle(0, None, rng, progress)
+        tokens, losses = search.cycle(0, None, rng)
         for number in range(1, self.cycles):
             if self.polish is not None and not limit.over():
-                tokens, losses = search.cycle(number, tokens, rng, progress)
+                tokens, losses = search.cycle(number, tokens, rng)
         seconds["ended"] = limit.passed
         details = {"steps": search.steps_done, "seconds": seconds, "stopped_by_time_limit": limit.reached}
         return [guess_of(model, problems, s, tokens[s], losses[s], details) for s in range(len(releases))]
 
 
-class SearchingAttack(Attack):
+class SearchingAttack(GradientAttack):
     """Base class of attacks that search for texts, for several releases at once."""
 
-    sees: ClassVar[type[Release]] = GradientRelease
     has_time_limit: ClassVar[bool] = True
 
-    def run(self, seen: GradientRelease, knows: Knowledge, rng: Rng, progress: Progress | None = None) -> Guess:
+    def run(self, seen: GradientRelease, knows: Knowledge, rng: Rng) -> Guess:
         """Return the texts behind a release.
 
         `details` has the token ids, the loss of the best text (including the prior, if any), the number of steps, the
         elapsed seconds at the end of each part of the search, and whether a time limit ended it.
         """
-        return self.run_many([seen], knows, rng, progress)[0]
+        return self.run_many([seen], knows, rng)[0]
 
     @abstractmethod
-    def run_many(
-        self, releases: Sequence[GradientRelease], knows: Knowledge, rng: Rng, progress: Progress | None = None
-    ) -> list[Guess]:
+    def run_many(self, releases: Sequence[GradientRelease], knows: Knowledge, rng: Rng) -> list[Guess]:
         """Return the texts behind several releases of one batch size, attacked together."""
 
 
 class MatchingAttack(SearchingAttack):
     """Base class of DLG, TAG and LAMP, which are settings of the engine."""
 
-    def run_many(
-        self, releases: Sequence[GradientRelease], knows: Knowledge, rng: Rng, progress: Progress | None = None
-    ) -> list[Guess]:
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        self.engine()
+
+    def run_many(self, releases: Sequence[GradientRelease], knows: Knowledge, rng: Rng) -> list[Guess]:
         """Return the texts behind several releases of one batch size, attacked together."""
-        return self.engine().run(releases, knows, rng, self.label, progress)
+        return self.engine().run(releases, knows, rng, self.label)
 
     @abstractmethod
     def engine(self) -> Matching:

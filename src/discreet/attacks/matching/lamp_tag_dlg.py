@@ -94,10 +94,6 @@ class Tag(MatchingAttack):
 
     name: ClassVar[str] = "tag"
 
-    def __post_init__(self) -> None:
-        """Check the settings."""
-        self.engine()
-
     def engine(self) -> Matching:
         """Return the settings of the paper, with the departures above."""
         loss = SquaredAndAbsolute(self.absolute)
@@ -127,10 +123,6 @@ class Dlg(MatchingAttack):
     seconds: float | None = None
 
     name: ClassVar[str] = "dlg"
-
-    def __post_init__(self) -> None:
-        """Check the settings."""
-        self.engine()
 
     def engine(self) -> Matching:
         """Return the settings of the paper, with the departures above."""

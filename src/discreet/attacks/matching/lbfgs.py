@@ -24,7 +24,6 @@ class Minimum:
     points: Tensor
     values: Tensor
     broken: Tensor
-    evaluations: int
 
 
 def minimise(
@@ -60,7 +59,6 @@ def minimise(
     length = 1.0 / gradients.abs().sum(dim=1).clamp_min(_FLOOR)
     directions = -gradients * (length if backtrack else length.clamp_max(1.0))[:, None]
     step = torch.full_like(values, rate)
-    evaluations = 1
     for number in range(1, steps + 1):
         active = ~broken & (least > enough)
         if not bool(active.any()):
@@ -68,7 +66,6 @@ def minimise(
         move = step[:, None] * directions
         reached = points + move
         new_values, new_gradients = objective(reached)
-        evaluations += 1
         finite = torch.isfinite(new_values) & torch.isfinite(new_gradients).all(dim=1)
         taken = active & finite & (new_values <= values) if backtrack else active & finite
         failed = active & ~taken
@@ -89,7 +86,7 @@ def minimise(
         step = torch.where(failed & ~stuck, step / 2, rate)
         if after is not None and not after(number, points, values):
             break
-    return Minimum(best, least, broken, evaluations)
+    return Minimum(best, least, broken)
 
 
 class _Curvature:

@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, grad_and_value, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from discreet.attacks.base import Attack, TimeLimit
-from discreet.attacks.encoder_layers import dissect, reject_pairs
+from discreet.attacks.base import GradientAttack, TimeLimit
+from discreet.attacks.encoder_layers import dissect, encoder_inputs, reject_pairs
 from discreet.attacks.matching.lbfgs import Objective, minimise
 from discreet.attacks.matching.problems import Problems, Vocabulary
 from discreet.core.errors import UnsupportedError, non_negative, positive, whole
 from discreet.core.randomness import Rng
-from discreet.core.types import GradientRelease, Guess, Knowledge, Release
-from discreet.models.base import TextModel
+from discreet.core.types import GradientRelease, Guess, Knowledge
+from discreet.models.base import TextModel, evaluating
 from discreet.models.classifier import Classifier
 
 _NAME = "masked DLG"
@@ -49,7 +49,7 @@ class Recovered:
 
 
 @dataclass(frozen=True)
-class MaskedDLG(Attack):
+class MaskedDLG(GradientAttack):
     """Gradient matching with the squared distance, by L-BFGS, against a client that masks its representation.
 
     The attacker knows the network, the gradient and the label, and optimizes the input and a real-valued mask from
@@ -73,7 +73,6 @@ class MaskedDLG(Attack):
     seconds: float | None = None
 
     name: ClassVar[str] = "masked-dlg"
-    sees: ClassVar[type[Release]] = GradientRelease
     has_time_limit: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -191,22 +190,6 @@ class _Forward(nn.Module):
         return self.model.decide(mask * (weights[None] @ self.model.represent(inputs)))
 
 
-def hidden_gradients(
-    model: nn.Module, inputs: Tensor, masks: Tensor, weights: Tensor, targets: Tensor
-) -> dict[str, Tensor]:
-    """Return the gradient of each masked mixture: (runs, k, …) inputs, (runs, width) masks, (runs, k) weights.
-
-    Guarantee: none, a gradient reveals its input.
-    """
-    forward, parameters = _Forward(model), _parameters(model)
-
-    def one(x: Tensor, mask: Tensor, weight: Tensor, target: Tensor) -> dict[str, Tensor]:
-        return grad(_loss, argnums=1)(forward, parameters, x, mask, weight, target)  # type: ignore[no-any-return]
-
-    gradients = vmap(one)(inputs, masks, weights, targets)
-    return {name.removeprefix("model."): value for name, value in gradients.items()}
-
-
 def _loss(
     forward: nn.Module, parameters: dict[str, Tensor], inputs: Tensor, mask: Tensor, weights: Tensor, target: Tensor
 ) -> Tensor:
@@ -310,13 +293,9 @@ class _TextProblem:
         """Return the distance, relative to the norm of the release, and its gradient."""
         points = points.detach().requires_grad_()
         vectors, mask, weights = self.parts(points[0])
-        inputs = {"inputs_embeds": vectors, "attention_mask": torch.ones(vectors.shape[:2]).to(vectors)}
-        if "token_type_ids" in self.model.tokenizer.model_input_names:
-            inputs["token_type_ids"] = torch.zeros_like(inputs["attention_mask"], dtype=torch.int64)
-        was_training = self.model.training
-        self.model.eval()
+        inputs = encoder_inputs(self.model, vectors)
         # The fused attention kernels have no second derivative.
-        with sdpa_kernel(SDPBackend.MATH), torch.enable_grad():
+        with evaluating(self.model), sdpa_kernel(SDPBackend.MATH), torch.enable_grad():
             scores = self.model.decide(mask * (weights[None] @ self.model.represent(inputs)))
             loss = nn.functional.cross_entropy(scores.float(), self.label)
             gradients = torch.autograd.grad(loss, self.parameters, create_graph=True, allow_unused=True)
@@ -326,7 +305,6 @@ class _TextProblem:
             ]
             distance = torch.stack(terms).sum() / self.squares
             slope = torch.autograd.grad(distance, points)[0]
-        self.model.train(was_training)
         return distance.detach()[None], torch.nan_to_num(slope)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -26,12 +25,9 @@ _SPREAD = 0.05  # error of a tensor's cosine even without noise; smaller noise d
 _TOKENS = {"cpu": 1024, "cuda": 60_000}
 
 
-class MatchingLoss(Protocol):
-    """A distance between the gradients of candidates and the released ones, (problems, candidates)."""
-
-    def __call__(self, imitation: Imitation, record: Record, shape: torch.Size) -> Tensor:
-        """Return the distances, differentiable with respect to the candidates."""
-        ...
+# A distance between the gradients of candidates and the released ones, (problems, candidates), which is differentiable
+# with respect to the candidates.
+MatchingLoss = Callable[[Imitation, Record, torch.Size], Tensor]
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ Moves on the order of a sentence's tokens are: swap two, move one, move a segmen
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -14,28 +13,13 @@ from torch.nn import functional as F
 
 from discreet.attacks.base import TimeLimit
 from discreet.attacks.matching.objective import Objective
-from discreet.attacks.matching.problems import Vocabulary
+from discreet.attacks.matching.problems import Vocabulary, pick
 from discreet.core.errors import probability, whole
 from discreet.core.randomness import Rng
 from discreet.models.ngram import NGram, Prior
 
 _COMMON = 2000  # most frequent tokens among which the prior proposes
 _SOLVED = 0.01  # a text with at most this loss and no better neighbour is accepted
-
-
-class Vectors(Protocol):
-    """The result of the descent: the best vectors, and the vocabulary to decode them."""
-
-    vocabulary: Vocabulary
-
-    @property
-    def best(self) -> Tensor:
-        """The best vectors so far, (problems, kept, sentences, tokens, width)."""
-        ...
-
-    def labels(self) -> Tensor | None:
-        """Return soft labels if they are learned."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -70,24 +54,25 @@ class Polish:
     def run(
         self,
         objective: Objective,
+        vocabulary: Vocabulary,
         tokens: Tensor,
-        vectors: Vectors,
+        vectors: Tensor,
+        labels: Tensor | None,
         prior: Prior | None,
         limit: TimeLimit,
         rng: Rng,
     ) -> tuple[Tensor, Tensor]:
-        """Return improved tokens, (problems, 1, sentences, tokens), and their scores, from several candidates."""
-        labels = vectors.labels()
+        """Return improved tokens, (problems, 1, sentences, tokens), and their scores, from several candidates.
+
+        `vectors` are those that the candidates' tokens were read from, and `labels` soft labels where they are learned.
+        """
         scores = _Score(objective, prior, labels, limit)(tokens)
-        first = scores.argmin(1)
+        first = scores.argmin(1, keepdim=True)
         if labels is not None:
-            labels = labels.expand(-1, tokens.shape[1], -1, -1)
-            labels = labels.gather(1, first.view(-1, 1, 1, 1).expand(-1, 1, *labels.shape[2:]))
+            labels = pick(labels.expand(-1, tokens.shape[1], -1, -1), first)
         score = _Score(objective, prior, labels, limit)
-        now = tokens.gather(1, first.view(-1, 1, 1, 1).expand(-1, 1, *tokens.shape[2:]))
-        best = scores.gather(1, first[:, None])
-        x = vectors.best.gather(1, first.view(-1, 1, 1, 1, 1).expand(-1, 1, *vectors.best.shape[2:]))
-        near = vectors.vocabulary.nearest(x, self.near)  # (problems, 1, sentences, tokens, near)
+        now, best, x = pick(tokens, first), pick(scores, first), pick(vectors, first)
+        near = vocabulary.nearest(x, self.near)  # (problems, 1, sentences, tokens, near)
         doubtful = self._doubtful(objective, x, now)
         source = rng.torch(tokens.device, "Gradient matching")
         quiet = 0
@@ -97,7 +82,7 @@ class Polish:
             if quiet:  # no improvement at the doubtful positions, so try all of them
                 doubtful = objective.problems.free
             before = best.clone()
-            now, best = self._exchanges(objective, score, vectors.vocabulary, near, doubtful, now, best)
+            now, best = self._exchanges(objective, score, vocabulary, near, doubtful, now, best)
             now, best = self._reorderings(objective, score, now, best, source)
             quiet = quiet + 1 if bool((best >= before - 1e-9).all()) else 0
         return now, best
@@ -183,11 +168,8 @@ def _better(score: _Score, now: Tensor, best: Tensor, tried: Tensor) -> tuple[Te
     """Return the best of the current and the tried tokens, for each problem."""
     scores = torch.cat([best, score(tried)], 1)
     tokens = torch.cat([now, tried], 1)
-    chosen = scores.argmin(1)
-    return (
-        tokens.gather(1, chosen.view(-1, 1, 1, 1).expand(-1, 1, *now.shape[2:])),
-        scores.gather(1, chosen[:, None]),
-    )
+    chosen = scores.argmin(1, keepdim=True)
+    return pick(tokens, chosen), pick(scores, chosen)
 
 
 def reorderings(counts: Tensor, length: int, first: int, proposals: int, source: torch.Generator) -> Tensor:

@@ -17,6 +17,12 @@ from discreet.models.base import TextModel
 _CHUNK = 4096  # vectors compared with the whole vocabulary at once
 
 
+def pick(values: Tensor, chosen: Tensor) -> Tensor:
+    """Return the chosen candidates of each problem: of (problems, candidates, …) by numbers (problems, chosen)."""
+    index = chosen.view(*chosen.shape, *(1,) * (values.dim() - 2))
+    return values.gather(1, index.expand(-1, -1, *values.shape[2:]))
+
+
 @dataclass(frozen=True)
 class Problems:
     """S releases of B texts each, padded to T tokens; special tokens are fixed, all others are free.

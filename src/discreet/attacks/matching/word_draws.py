@@ -15,11 +15,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from discreet.attacks.base import Need, TimeLimit
-from discreet.attacks.matching.engine import Progress, SearchingAttack, guess_of, prior_of, set_up
+from discreet.attacks.matching.engine import SearchingAttack, guess_of, prior_of, set_up
 from discreet.attacks.matching.lamp_tag_dlg import LOSSES
 from discreet.attacks.matching.objective import Objective, chunk_size
 from discreet.attacks.matching.polish import Polish, reorderings
-from discreet.attacks.matching.problems import Vocabulary
+from discreet.attacks.matching.problems import Vocabulary, pick
 from discreet.core.errors import UnsupportedError, invalid, positive, probability, whole
 from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, Guess, Knowledge
@@ -56,16 +56,7 @@ class TextSampler:
         self._keep_best(self.tokens, self.onehot, self.scores)
         self.rounds_done = 1
 
-    @property
-    def best(self) -> Tensor:
-        """The vectors of the best texts."""
-        return self.words[self.tokens]
-
-    def labels(self) -> Tensor | None:
-        """Return the labels of the best texts if they are not known."""
-        return self.onehot
-
-    def resample(self, limit: TimeLimit, until: float, progress: Progress | None = None) -> None:
+    def resample(self, limit: TimeLimit, until: float) -> None:
         """Sample around the best texts, closer in each round, at most until a share of the time limit."""
         settings = self.settings
         for number in range(1, settings.rounds):
@@ -82,8 +73,6 @@ class TextSampler:
                 torch.cat([self.scores, scores], 1),
             )
             self.rounds_done = number + 1
-            if progress is not None:
-                progress(number, float(self.scores[:, 0].mean()))
 
     def _pin(self, tokens: Tensor) -> Tensor:
         return torch.where(self.problems.free[:, None], tokens, self.problems.ids[:, None])
@@ -111,16 +100,13 @@ class TextSampler:
     def _keep_best(self, tokens: Tensor, onehot: Tensor | None, scores: Tensor) -> None:
         """Keep the texts with the smallest scores, best first, without duplicates."""
         order = scores.argsort(1)
-        tokens = tokens.gather(1, order[..., None, None].expand_as(tokens))
-        scores = scores.gather(1, order)
+        tokens, scores = pick(tokens, order), pick(scores, order)
         flat = tokens.flatten(2)
         duplicate = (flat[:, :, None] == flat[:, None]).all(-1).tril(-1).any(-1)
         kept = torch.where(duplicate, torch.inf, scores).argsort(stable=True, dim=1)[:, : self.settings.parents]
-        self.tokens = tokens.gather(1, kept[..., None, None].expand(-1, -1, *tokens.shape[2:]))
-        self.scores = scores.gather(1, kept)
+        self.tokens, self.scores = pick(tokens, kept), pick(scores, kept)
         if onehot is not None:
-            index = order.gather(1, kept)[..., None, None]
-            self.onehot = onehot.gather(1, index.expand(-1, -1, *onehot.shape[2:]))
+            self.onehot = pick(onehot, pick(order, kept))
 
     def _children(self, done: float) -> tuple[Tensor, Tensor | None]:
         """Return variations of the best texts: some reordered, and a share of the words of each resampled."""
@@ -128,8 +114,8 @@ class TextSampler:
         s, parents, b, t = self.tokens.shape
         k = settings.texts
         share = 1 - (1 - settings.last_share) * done
-        chosen = torch.randint(parents, (s, k, 1, 1), generator=self.source, device=device)
-        tokens = self.tokens.gather(1, chosen.expand(s, k, b, t))
+        chosen = torch.randint(parents, (s, k), generator=self.source, device=device)
+        tokens = pick(self.tokens, chosen)
         moved = torch.rand(s, k, generator=self.source, device=device) < settings.moved
         for sentence in range(b):
             counts = self.problems.counts[:, None, sentence].expand(s, k).reshape(-1)
@@ -144,7 +130,7 @@ class TextSampler:
         tokens = torch.where(changed & self.problems.free[:, None], self._sample_words(tokens, done, share), tokens)
         onehot = None
         if self.onehot is not None:
-            onehot = self.onehot.gather(1, chosen.expand(s, k, b, self.onehot.shape[-1]))
+            onehot = pick(self.onehot, chosen)
             other = torch.rand(s, k, b, 1, generator=self.source, device=device) < share
             onehot = torch.where(other, self._random_labels(s, k, b), onehot)
         return tokens, onehot
@@ -230,9 +216,7 @@ class WordDraws(SearchingAttack):
         if self.seconds is not None:
             positive("seconds", self.seconds, "It is the time for the whole search.")
 
-    def run_many(
-        self, releases: Sequence[GradientRelease], knows: Knowledge, rng: Rng, progress: Progress | None = None
-    ) -> list[Guess]:
+    def run_many(self, releases: Sequence[GradientRelease], knows: Knowledge, rng: Rng) -> list[Guess]:
         """Return the texts behind several releases of one batch size, attacked together."""
         limit = TimeLimit(self.seconds)
         model, objective = set_up(releases, knows, LOSSES["cosine"], self.label)
@@ -242,13 +226,17 @@ class WordDraws(SearchingAttack):
             )
         prior = prior_of(knows, model)
         seconds = {"ready": limit.passed}
-        sampler = TextSampler(self, objective, Vocabulary.of(model, objective.imitation.words), prior, rng)
-        sampler.resample(limit, 0.8 if self.polish else 1.0, progress)
+        vocabulary = Vocabulary.of(model, objective.imitation.words)
+        sampler = TextSampler(self, objective, vocabulary, prior, rng)
+        sampler.resample(limit, 0.8 if self.polish else 1.0)
         seconds["drawn"] = limit.passed
         tokens, scores = sampler.tokens, sampler.scores
         if self.polish:
             polish = Polish(self.polish, near=3, cheap=6, orders=48, likely=10, places=1.0)
-            tokens, scores = polish.run(objective, tokens, sampler, prior, limit, rng.fork("polish"))
+            vectors = sampler.words[tokens]
+            tokens, scores = polish.run(
+                objective, vocabulary, tokens, vectors, sampler.onehot, prior, limit, rng.fork("polish")
+            )
         seconds["ended"] = limit.passed
         details = {"steps": sampler.rounds_done, "seconds": seconds, "stopped_by_time_limit": limit.reached}
         return [guess_of(model, objective.problems, s, tokens[s], scores[s], details) for s in range(len(releases))]

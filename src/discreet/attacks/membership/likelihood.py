@@ -205,7 +205,7 @@ class Rmia(MembershipAttack):
         covered = not (others.included.all(axis=0).any() or around.included.all(axis=0).any())
         if not covered or not known.any() or inside.all() or not inside.any():
             return _USUAL_A
-        own, its = _likelihood(references.outputs.model(0)), _likelihood(beside.outputs.model(0))
+        own, its = _likelihood(references.outputs.models(0)), _likelihood(beside.outputs.models(0))
         areas: dict[float, float] = {}
         for scale in np.linspace(0, 1, 11).round(1).tolist():
             ratios = own / _mean_likelihood(others, scale)

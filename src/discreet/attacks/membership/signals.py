@@ -54,13 +54,8 @@ class Outputs:
         probabilities = None if self.probabilities is None else self.probabilities[..., examples, :]
         return Outputs(self.losses[..., examples], self.logits[..., examples], probabilities)
 
-    def model(self, number: int) -> Outputs:
-        """Return the outputs of one of several models."""
-        probabilities = None if self.probabilities is None else self.probabilities[number]
-        return Outputs(self.losses[number], self.logits[number], probabilities)
-
-    def models(self, numbers: Ints | Bools) -> Outputs:
-        """Return the outputs of some of several models."""
+    def models(self, numbers: int | Ints | Bools) -> Outputs:
+        """Return the outputs of one or some of several models."""
         probabilities = None if self.probabilities is None else self.probabilities[numbers]
         return Outputs(self.losses[numbers], self.logits[numbers], probabilities)
 

@@ -21,15 +21,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from discreet.attacks.base import Attack, Mixing, Need
-from discreet.attacks.representation.candidates import matrix, released, representations, statistics
+from discreet.attacks.base import Mixing, Need, VectorAttack
+from discreet.attacks.representation.candidates import Doubles, accelerated, known_vectors, matrix, released, statistics
 from discreet.attacks.representation.index import Index, unit
 from discreet.core.errors import UnsupportedError, invalid, whole
 from discreet.core.randomness import Rng
-from discreet.core.types import Guess, Knowledge, Release, RepresentationRelease
-from discreet.models.classifier import Classifier
-
-Doubles = npt.NDArray[np.float64]
+from discreet.core.types import Guess, Knowledge, RepresentationRelease
 
 _NAME = "Blind reconstruction"
 Rows = npt.NDArray[np.int64]
@@ -41,7 +38,7 @@ _RIDGE = 1e-2
 
 
 @dataclass(frozen=True)
-class BlindReconstruction(Attack):
+class BlindReconstruction(VectorAttack):
     """Reconstruct `count` private vectors from their mixtures under one of `masks` reused masks (0 for no mask).
 
     It needs no candidates, but `extra["public"]`, vectors of public text of the same kind from the same encoder, or the
@@ -56,7 +53,6 @@ class BlindReconstruction(Attack):
     turns: int = 8
 
     name: ClassVar[str] = "blind"
-    sees: ClassVar[type[Release]] = RepresentationRelease
     needs: ClassVar[frozenset[Need]] = frozenset({Need.PUBLIC_VECTORS})
 
     def __post_init__(self) -> None:
@@ -69,9 +65,7 @@ class BlindReconstruction(Attack):
         """Return the reconstructed vectors; the attack is deterministic."""
         encodings = released(seen, _NAME)
         width = encodings.shape[1]
-        values = knows.extra.get("public")
-        if values is None and knows.auxiliary and isinstance(knows.model, Classifier):
-            values = representations(knows.model, knows.auxiliary[:_PUBLIC])
+        values = known_vectors(knows, "public", knows.auxiliary[:_PUBLIC])
         if values is None:
             raise UnsupportedError(
                 f"Expected extra['public'], vectors of public text, for {_NAME}, got none. Encode text of the same "
@@ -131,14 +125,7 @@ def _simplex_weights(rows: Doubles, vectors: Doubles, start: Doubles) -> Doubles
     gram = vectors @ vectors.T
     largest = max(float(np.linalg.eigvalsh(gram)[-1]), 1e-30)
     target = rows @ vectors.T
-    weights = ahead = start
-    momentum = 1.0
-    for _ in range(_INNER):
-        new = _on_simplex(ahead - (ahead @ gram - target) / largest)
-        following = (1 + np.sqrt(1 + 4 * momentum**2)) / 2
-        ahead = new + (momentum - 1) / following * (new - weights)
-        weights, momentum = new, following
-    return weights
+    return accelerated(start, lambda ahead: _on_simplex(ahead - (ahead @ gram - target) / largest), _INNER)
 
 
 def _on_simplex(rows: Doubles) -> Doubles:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,9 +14,11 @@ from discreet.core.errors import UnsupportedError, invalid
 from discreet.core.types import Knowledge, Release, RepresentationRelease
 from discreet.data.batches import tokenise
 from discreet.data.corpus import Corpus
+from discreet.models.base import evaluating
 from discreet.models.classifier import Classifier
 
 Floats = npt.NDArray[np.float32]
+Doubles = npt.NDArray[np.float64]
 
 _BATCH = 64
 _LEAST_SPREAD = 1e-3  # of the mean spread: some encoders have nearly constant coordinates
@@ -45,9 +48,7 @@ def candidates(knows: Knowledge, width: int, attack: str) -> Candidates:
     They are `extra["vectors"]`, or the public model's vectors of the texts in `candidates`. The mean and spread come
     from `extra["public"]`, vectors of public text, or else from the candidates themselves.
     """
-    values = knows.extra.get("vectors")
-    if values is None and knows.candidates and isinstance(knows.model, Classifier):
-        values = representations(knows.model, knows.candidates)
+    values = known_vectors(knows, "vectors", knows.candidates)
     if values is None or not len(values):
         raise UnsupportedError(
             f"Expected candidates for {attack}, got none. Pass Knowledge(candidates=texts, model=the public encoder), "
@@ -62,6 +63,14 @@ def candidates(knows: Knowledge, width: int, attack: str) -> Candidates:
     public = knows.extra.get("public")
     mean, spread = statistics(vectors if public is None else matrix("extra['public']", public, width))
     return Candidates(vectors, texts, mean, spread)
+
+
+def known_vectors(knows: Knowledge, name: str, texts: Sequence[str]) -> Any:
+    """Return the vectors of this name in an attacker's knowledge, or those of texts by the public encoder, or None."""
+    values = knows.extra.get(name)
+    if values is None and texts and isinstance(knows.model, Classifier):
+        return representations(knows.model, texts)
+    return values
 
 
 def statistics(vectors: Floats) -> tuple[Floats, Floats]:
@@ -94,16 +103,26 @@ def matrix(name: str, values: torch.Tensor | npt.ArrayLike, width: int | None) -
     return out
 
 
+def accelerated(start: Doubles, descend: Callable[[Doubles], Doubles], steps: int) -> Doubles:
+    """Return the point after some steps of a descent with Nesterov's momentum; `descend` takes one of them."""
+    point = ahead = start
+    momentum = 1.0
+    for _ in range(steps):
+        new = descend(ahead)
+        following = (1 + np.sqrt(1 + 4 * momentum**2)) / 2
+        ahead = new + (momentum - 1) / following * (new - point)
+        point, momentum = new, following
+    return point
+
+
 @torch.inference_mode()
 def representations(model: Classifier, texts: Sequence[str]) -> torch.Tensor:
     """Return the public encoder's vectors of texts, (texts, width)."""
     tokens = tokenise(Corpus("candidates", tuple(texts)), model.tokenizer, model.max_length, model.device)
     order = np.argsort(tokens.lengths, kind="stable").astype(np.int64)
     out = torch.empty(len(order), model.width)
-    was_training = model.training
-    model.eval()
-    for start in range(0, len(order), _BATCH):
-        rows = order[start : start + _BATCH]
-        out[torch.from_numpy(rows)] = model.represent(tokens.batch(rows).inputs).float().cpu()
-    model.train(was_training)
+    with evaluating(model):
+        for start in range(0, len(order), _BATCH):
+            rows = order[start : start + _BATCH]
+            out[torch.from_numpy(rows)] = model.represent(tokens.batch(rows).inputs).float().cpu()
     return out

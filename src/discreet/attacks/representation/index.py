@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from discreet.attacks.representation.candidates import Floats
+from discreet.attacks.representation.candidates import Candidates, Floats
 from discreet.core.errors import ExtraError
+from discreet.core.types import Guess
 
+RANKED = 5  # candidates of each query that are listed
 _BATCH = 1000  # faiss multiplies matrices for large batches, and reads the whole index for each small one
 _FEW = 16  # up to this many queries are searched one by one
 _FIRST = 64  # vectors that are compared in full precision at first
@@ -134,6 +136,14 @@ def _in_bytes(vectors: Floats) -> tuple[Floats, np.float32]:
     """Return vectors as integers from -127 to 127, and the number of steps per unit."""
     steps = np.float32(127 / max(float(np.abs(vectors).max(initial=0.0)), 1e-30))
     return np.round(vectors * steps), steps
+
+
+def nearest(pool: Candidates, compared: Floats, queries: Floats, **details: Any) -> Guess:
+    """Return the candidate with the largest cosine for each query, by the compared vectors; `details` has the next."""
+    ranked, cosines = Index(unit(compared)).search(unit(queries), RANKED)
+    best = tuple(int(row) for row in ranked[:, 0])
+    details = {"ranked": tuple(tuple(int(row) for row in rows) for rows in ranked), **details}
+    return Guess(pool.named(best), tuple(float(score) for score in cosines[:, 0]), best, details)
 
 
 def unit(vectors: npt.NDArray[np.floating[Any]]) -> Floats:

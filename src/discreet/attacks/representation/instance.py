@@ -14,17 +14,14 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from discreet.attacks.base import Attack, Mixing, Need
-from discreet.attacks.representation.candidates import Candidates, Floats, candidates, released
+from discreet.attacks.base import Mixing, Need, VectorAttack
+from discreet.attacks.representation.candidates import Candidates, Doubles, Floats, accelerated, candidates, released
 from discreet.attacks.representation.unmask import Unmasker
 from discreet.core.errors import invalid, whole
 from discreet.core.randomness import Rng
-from discreet.core.types import Guess, Knowledge, Release, RepresentationRelease
-
-Doubles = npt.NDArray[np.float64]
+from discreet.core.types import Guess, Knowledge, RepresentationRelease
 
 _NAME = "Instance reconstruction"
 _STEPS = 400
@@ -32,7 +29,7 @@ _MOST = 2000  # candidates in the convex program: those that the covariance favo
 
 
 @dataclass(frozen=True)
-class InstanceReconstruction(Attack):
+class InstanceReconstruction(VectorAttack):
     """Identify the `count` private vectors behind many encodings, each a mixture of `mix` of them.
 
     `masked` means that signs are hidden: up to `used` random encodings are then undone one by one. Otherwise the attack
@@ -52,7 +49,6 @@ class InstanceReconstruction(Attack):
     used: int = 400
 
     name: ClassVar[str] = "instance"
-    sees: ClassVar[type[Release]] = RepresentationRelease
     needs: ClassVar[frozenset[Need]] = frozenset({Need.CANDIDATES})
 
     def __post_init__(self) -> None:
@@ -120,21 +116,15 @@ class InstanceReconstruction(Attack):
         return replace(self, count=mixing.count, mix=mixing.mix, masked=mixing.masked)
 
 
-def minimize_shares(curvature: Doubles, slope: Doubles, count: int, steps: int = _STEPS) -> Doubles:
+def minimize_shares(curvature: Doubles, slope: Doubles, count: int) -> Doubles:
     """Return the w in [0, 1] with sum `count` that minimizes w'Hw / 2 - w'r, by accelerated projected gradient descent.
 
     >>> minimize_shares(np.eye(3), np.array([3.0, 2.0, 0.0]), 1).round(3).tolist()
     [1.0, 0.0, 0.0]
     """
     largest = _largest(curvature)
-    w = np.full(len(slope), count / len(slope))
-    ahead, momentum = w, 1.0
-    for _ in range(steps):
-        new = _projected(ahead - (curvature @ ahead - slope) / largest, count)
-        following = (1 + np.sqrt(1 + 4 * momentum**2)) / 2
-        ahead = new + (momentum - 1) / following * (new - w)
-        w, momentum = new, following
-    return w
+    start = np.full(len(slope), count / len(slope))
+    return accelerated(start, lambda ahead: _projected(ahead - (curvature @ ahead - slope) / largest, count), _STEPS)
 
 
 def _largest(square: Doubles) -> float:

@@ -18,12 +18,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from discreet.attacks.base import Attack, Need, Returns
-from discreet.attacks.representation.candidates import matrix, released, representations
+from discreet.attacks.base import Need, Returns, VectorAttack
+from discreet.attacks.representation.candidates import known_vectors, matrix, released
 from discreet.core.errors import UnsupportedError, invalid, positive, whole
 from discreet.core.randomness import Rng
-from discreet.core.types import Guess, Knowledge, Release, RepresentationRelease
-from discreet.models.classifier import Classifier
+from discreet.core.types import Guess, Knowledge, RepresentationRelease
 
 _NAME = "Embedding inversion"
 _HELD_OUT = 10  # one sentence in ten is used to choose the threshold
@@ -31,7 +30,7 @@ _CUTS = np.linspace(0.05, 0.9, 35)
 
 
 @dataclass(frozen=True)
-class EmbeddingInversion(Attack):
+class EmbeddingInversion(VectorAttack):
     """Return the words of the sentence of each released vector, most likely first.
 
     `Knowledge` holds `auxiliary`, the attacker's own sentences, and `extra["auxiliary"]`, their vectors as the
@@ -50,7 +49,6 @@ class EmbeddingInversion(Attack):
     rate: float = 1e-3
 
     name: ClassVar[str] = "inversion"
-    sees: ClassVar[type[Release]] = RepresentationRelease
     returns: ClassVar[Returns] = Returns.BAG_OF_WORDS
     needs: ClassVar[frozenset[Need]] = frozenset({Need.AUXILIARY_VECTORS})
     aligned: ClassVar[bool] = True
@@ -123,9 +121,7 @@ def best_cut(chances: npt.NDArray[np.float32], bags: npt.NDArray[np.float32]) ->
 
 
 def _auxiliary(knows: Knowledge, width: int) -> tuple[Sequence[str], npt.NDArray[np.float32]]:
-    values = knows.extra.get("auxiliary")
-    if values is None and knows.auxiliary and isinstance(knows.model, Classifier):
-        values = representations(knows.model, knows.auxiliary)
+    values = known_vectors(knows, "auxiliary", knows.auxiliary)
     if values is None or not knows.auxiliary:
         raise UnsupportedError(
             f"Expected auxiliary text for {_NAME}, got none. Pass Knowledge(auxiliary=texts, model=the public "

@@ -15,18 +15,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from discreet.attacks.base import Attack, Need
+from discreet.attacks.base import Need, VectorAttack
 from discreet.attacks.representation.candidates import candidates, matrix, released
-from discreet.attacks.representation.index import Index, unit
+from discreet.attacks.representation.index import nearest
 from discreet.core.errors import UnsupportedError, invalid, positive, whole
 from discreet.core.randomness import Rng
-from discreet.core.types import Guess, Knowledge, Release, RepresentationRelease
+from discreet.core.types import Guess, Knowledge, RepresentationRelease
 
 _NAME = "Representation reconstruction"
 
 
 @dataclass(frozen=True)
-class RepRecon(Attack):
+class RepRecon(VectorAttack):
     """Train a network on pairs of released and unprotected vectors, reconstruct the release, and search for it.
 
     With `absolute` the network maps absolute values only. `Knowledge` holds candidates as for similarity search, and
@@ -44,7 +44,6 @@ class RepRecon(Attack):
     rate: float = 1e-3
 
     name: ClassVar[str] = "reprecon"
-    sees: ClassVar[type[Release]] = RepresentationRelease
     needs: ClassVar[frozenset[Need]] = frozenset({Need.CANDIDATES, Need.PAIRS})
     aligned: ClassVar[bool] = True
 
@@ -64,14 +63,7 @@ class RepRecon(Attack):
         network, loss = self._train(torch.from_numpy(transform(inputs)), torch.from_numpy(transform(targets)), rng)
         with torch.inference_mode():
             vectors = network(torch.from_numpy(transform(queries)))
-        ranked, cosines = Index(unit(transform(pool.vectors))).search(unit(vectors.numpy()), 5)
-        best = tuple(int(row) for row in ranked[:, 0])
-        details: dict[str, Any] = {
-            "ranked": tuple(tuple(int(row) for row in rows) for rows in ranked),
-            "vectors": vectors.clone(),
-            "loss": loss,
-        }
-        return Guess(pool.named(best), tuple(float(score) for score in cosines[:, 0]), best, details)
+        return nearest(pool, transform(pool.vectors), vectors.numpy(), vectors=vectors.clone(), loss=loss)
 
     def _train(self, inputs: Tensor, targets: Tensor, rng: Rng) -> tuple[nn.Module, float]:
         """Return the trained network and its loss in the last epoch."""

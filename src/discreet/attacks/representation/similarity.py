@@ -13,21 +13,20 @@ from typing import ClassVar, Self
 
 import numpy as np
 
-from discreet.attacks.base import Attack, Mixing, Need
+from discreet.attacks.base import Mixing, Need, VectorAttack
 from discreet.attacks.representation.candidates import candidates, released
-from discreet.attacks.representation.index import Index, unit
+from discreet.attacks.representation.index import RANKED, nearest
 from discreet.attacks.representation.unmask import Unmasker
 from discreet.core.errors import one_of, whole
 from discreet.core.randomness import Rng
-from discreet.core.types import Guess, Knowledge, Release, RepresentationRelease
+from discreet.core.types import Guess, Knowledge, RepresentationRelease
 
 SCORES = ("signed", "absolute", "least-squares")
 _NAME = "Similarity search"
-_RANKED = 5
 
 
 @dataclass(frozen=True)
-class Similarity(Attack):
+class Similarity(VectorAttack):
     """Return the candidate nearest to each released vector.
 
     `score` is `signed` (cosine, as in the paper), `absolute` (cosine of absolute values, which masks do not change) or
@@ -48,7 +47,6 @@ class Similarity(Attack):
     shortlist: int = 64
 
     name: ClassVar[str] = "rss"
-    sees: ClassVar[type[Release]] = RepresentationRelease
     needs: ClassVar[frozenset[Need]] = frozenset({Need.CANDIDATES})
     aligned: ClassVar[bool] = True
 
@@ -71,20 +69,13 @@ class Similarity(Attack):
                 scores=tuple(mixture.weights[0] for mixture in mixtures),
                 indices=best,
                 details={
-                    "ranked": tuple(mixture.rows[:_RANKED] for mixture in mixtures),
-                    "weights": tuple(mixture.weights[:_RANKED] for mixture in mixtures),
+                    "ranked": tuple(mixture.rows[:RANKED] for mixture in mixtures),
+                    "weights": tuple(mixture.weights[:RANKED] for mixture in mixtures),
                     "misfit": tuple(mixture.misfit for mixture in mixtures),
                 },
             )
         transform = np.abs if self.score == "absolute" else np.asarray
-        ranked, cosines = Index(unit(transform(pool.vectors))).search(unit(transform(queries)), _RANKED)
-        best = tuple(int(row) for row in ranked[:, 0])
-        return Guess(
-            texts=pool.named(best),
-            scores=tuple(float(score) for score in cosines[:, 0]),
-            indices=best,
-            details={"ranked": tuple(tuple(int(row) for row in rows) for rows in ranked)},
-        )
+        return nearest(pool, transform(pool.vectors), transform(queries))
 
     @property
     def misled_by_masks(self) -> bool:

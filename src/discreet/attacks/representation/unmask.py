@@ -12,10 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from discreet.attacks.representation.candidates import Candidates, Floats
+from discreet.attacks.representation.candidates import Candidates, Doubles, Floats
 from discreet.attacks.representation.index import Index, unit
 
-Doubles = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.int64]
 
 _FIRST, _LAST = 0.8, 0.03  # error of the predicted coordinates, in standard deviations, in the first and last round

@@ -10,20 +10,20 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from discreet.attacks.base import Attack, TimeLimit
+from discreet.attacks.base import GradientAttack, TimeLimit
 from discreet.attacks.encoder_layers import Anatomy, dissect, model_of, reject_pairs
 from discreet.attacks.span.sentence_search import Budget, Check, Choices, Sentence, grow, penalize_used, search
 from discreet.attacks.span.spans import Span, is_informative, shares, span_of, token_sets
 from discreet.core.errors import non_negative, positive, whole
 from discreet.core.randomness import Rng
-from discreet.core.types import GradientRelease, Guess, Knowledge, Release
+from discreet.core.types import GradientRelease, Guess, Knowledge
 from discreet.models.base import TextModel
 
 _NAME = "DAGER"
 
 
 @dataclass(frozen=True)
-class Dager(Attack):
+class Dager(GradientAttack):
     """Span checks on the first block for tokens and positions, and on the second for whole sentences.
 
     `token_distance` and `sentence_distance` are the largest distances of a true state from a span, as the sine of an
@@ -56,7 +56,6 @@ class Dager(Attack):
     seconds: float | None = None
 
     name: ClassVar[str] = "dager"
-    sees: ClassVar[type[Release]] = GradientRelease
     has_time_limit: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -46,20 +45,30 @@ class Check:
         return basis[:, self.span.rank :].mT.float().contiguous()
 
 
-class Measure(Protocol):
-    """A distance of the states of sentences from the true states."""
+@dataclass(frozen=True)
+class Checks:
+    """Several checks at once; a state's distance is the root mean square over them."""
+
+    parts: tuple[Check, ...]
 
     def distances(self, sentences: Tensor) -> Tensor:
-        """Return the distance of every state of token sequences of one length, (sentences, tokens)."""
-        ...
+        """Return the distance of every state, (sentences, tokens)."""
+        return torch.stack([check.distances(sentences).square() for check in self.parts]).mean(dim=0).sqrt()
+
+    def distance(self, sentence: Sentence, device: torch.device) -> float:
+        """Return the mean distance of the states of one sentence."""
+        return float(self.distances(torch.tensor([sentence], device=device)).mean())
 
     def squares(self, vectors: Tensor, outside: Tensor) -> Tensor:
-        """Return squared distances of the states of sequences of word vectors."""
-        ...
+        """Return differentiable squared distances; `outside` returns the stacked bases."""
+        width = vectors.shape[-1]
+        bases = torch.split(outside, [width - check.span.rank for check in self.parts])
+        squares = [check.squares(vectors, basis) for check, basis in zip(self.parts, bases, strict=True)]
+        return torch.stack(squares).mean(dim=0)
 
     def outside(self) -> Tensor:
-        """Return the basis that `squares` needs, computed once."""
-        ...
+        """Return the stacked orthonormal bases of the complements of the spans."""
+        return torch.cat([check.outside() for check in self.parts])
 
 
 @dataclass(frozen=True)
@@ -97,7 +106,7 @@ def penalize_used(choices: Choices, used: set[tuple[int, int]]) -> Choices:
 
 
 def search(
-    check: Measure,
+    check: Check | Checks,
     choices: Choices,
     words: Tensor,
     budget: Budget,
@@ -147,7 +156,7 @@ def search(
     return _descend(check, starts, rows, budget, excluded)
 
 
-def _squares(check: Measure, sentences: Tensor, excluded: Collection[Sentence]) -> Tensor:
+def _squares(check: Check | Checks, sentences: Tensor, excluded: Collection[Sentence]) -> Tensor:
     """Return the mean squared distance of each sentence; infinite if excluded."""
     squares = check.distances(sentences).square().mean(dim=1)
     for sentence in excluded:
@@ -157,7 +166,7 @@ def _squares(check: Measure, sentences: Tensor, excluded: Collection[Sentence]) 
 
 
 def _descend(
-    check: Measure,
+    check: Check | Checks,
     sentences: Tensor,
     tokens: Sequence[Sequence[int]],
     budget: Budget,

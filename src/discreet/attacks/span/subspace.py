@@ -5,16 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
-from torch import Tensor
-
-from discreet.attacks.base import Attack, TimeLimit
+from discreet.attacks.base import GradientAttack, TimeLimit
 from discreet.attacks.encoder_layers import Anatomy, dissect, model_of
-from discreet.attacks.span.sentence_search import Budget, Check, Choices, Sentence, penalize_used, search
+from discreet.attacks.span.sentence_search import Budget, Check, Checks, Choices, Sentence, penalize_used, search
 from discreet.attacks.span.spans import Span, nearest_tokens, span_of
 from discreet.core.errors import UnsupportedError, non_negative, positive, whole
 from discreet.core.randomness import Rng
-from discreet.core.types import GradientRelease, Guess, Knowledge, Release
+from discreet.core.types import GradientRelease, Guess, Knowledge
 from discreet.models.base import TextModel
 
 _NAME = "the subspace attack"
@@ -22,7 +19,7 @@ _AS_CLOSE = 2.0  # a sentence is preferred to a prefix of another up to this fac
 
 
 @dataclass(frozen=True)
-class Subspace(Attack):
+class Subspace(GradientAttack):
     """Find the sentence whose states lie closest to the noisy spans, by gradient descent on their distance.
 
     DAGER tests whether a state lies in a span, which small noise makes false. This attack searches for the closest
@@ -50,7 +47,6 @@ class Subspace(Attack):
     seconds: float | None = None
 
     name: ClassVar[str] = "subspace"
-    sees: ClassVar[type[Release]] = GradientRelease
     has_time_limit: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -103,7 +99,7 @@ class Subspace(Attack):
         texts = tuple(model.tokenizer.decode(list(s), skip_special_tokens=True) for _, s in results)
         return Guess(texts=texts, scores=tuple(-d for d, _ in results), details=details)
 
-    def _guide(self, seen: GradientRelease, model: TextModel, anatomy: Anatomy) -> _Together:
+    def _guide(self, seen: GradientRelease, model: TextModel, anatomy: Anatomy) -> Checks:
         """Return the checks after the first attention whose spans are still informative under the noise."""
         parts: list[Check] = []
         for projections in (anatomy.middle, anatomy.second):
@@ -112,7 +108,7 @@ class Subspace(Attack):
             span = span_of(seen, projections, self.rounding, _NAME)
             if span.rank and not span.fills_the_width:
                 parts.append(Check(model, projections[0].module, span))
-        return _Together(tuple(parts))
+        return Checks(tuple(parts))
 
     def _choices(self, model: TextModel, anatomy: Anatomy, first: Span, length: int) -> Choices:
         tokens, distances = nearest_tokens(anatomy.embeddings, first, length, self.choices)
@@ -123,29 +119,3 @@ class Subspace(Attack):
             for place, token in ((0, bare[0]), (length - 1, bare[1])):
                 rows[place], priors[place] = [int(token)], [0.0]
         return Choices(rows, priors)
-
-
-@dataclass(frozen=True)
-class _Together:
-    """Several checks at once; a state's distance is the root mean square over them."""
-
-    parts: tuple[Check, ...]
-
-    def distances(self, sentences: Tensor) -> Tensor:
-        """Return the distance of every state, (sentences, tokens)."""
-        return torch.stack([check.distances(sentences).square() for check in self.parts]).mean(dim=0).sqrt()
-
-    def distance(self, sentence: Sentence, device: torch.device) -> float:
-        """Return the mean distance of the states of one sentence."""
-        return float(self.distances(torch.tensor([sentence], device=device)).mean())
-
-    def squares(self, vectors: Tensor, outside: Tensor) -> Tensor:
-        """Return differentiable squared distances; `outside` returns the stacked bases."""
-        width = vectors.shape[-1]
-        bases = torch.split(outside, [width - check.span.rank for check in self.parts])
-        squares = [check.squares(vectors, basis) for check, basis in zip(self.parts, bases, strict=True)]
-        return torch.stack(squares).mean(dim=0)
-
-    def outside(self) -> Tensor:
-        """Return the stacked orthonormal bases of the complements of the spans."""
-        return torch.cat([check.outside() for check in self.parts])
