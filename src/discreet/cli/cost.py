@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from discreet.cli.options import Json, generated
 from discreet.cli.output import as_json, line, table, working
 from discreet.core.errors import invalid, non_negative, one_of, open_probability, positive, probability, whole
 from discreet.core.guarantee import Adjacency, Guarantee, in_digits
-from discreet.core.settings import option
+from discreet.core.settings import option_field
 
 if TYPE_CHECKING:
     from discreet.accounting.events import DpEvent
@@ -36,69 +36,49 @@ _MECHANISM, _USE, _BUDGET = "Mechanism", "Use", "Budget"
 class CostOptions:
     """The mechanism, its strength, how often it is used, and how its cost is accounted."""
 
-    mechanism: str = field(default="gaussian", metadata=option(f"{', '.join(MECHANISMS)}.", _MECHANISM))
-    noise_multiplier: float | None = field(
-        default=None,
-        metadata=option("gaussian: standard deviation over clip norm; laplace: scale over sensitivity.", _MECHANISM),
+    mechanism: str = option_field("gaussian", f"{', '.join(MECHANISMS)}.", _MECHANISM)
+    noise_multiplier: float | None = option_field(
+        None, "gaussian: standard deviation over clip norm; laplace: scale over sensitivity.", _MECHANISM
     )
-    kappa: float | None = field(default=None, metadata=option("vmf: concentration.", _MECHANISM))
-    dimension: int | None = field(default=None, metadata=option("vmf: dimension of the vectors.", _MECHANISM))
-    local_epsilon: float | None = field(
-        default=None, metadata=option("privunit, randomized-response: epsilon of one use.", _MECHANISM)
+    kappa: float | None = option_field(None, "vmf: concentration.", _MECHANISM)
+    dimension: int | None = option_field(None, "vmf: dimension of the vectors.", _MECHANISM)
+    local_epsilon: float | None = option_field(None, "privunit, randomized-response: epsilon of one use.", _MECHANISM)
+    bias: float | None = option_field(
+        None, "randomized-response with 2 choices: the answer is true with probability 1/2 + bias.", _MECHANISM
     )
-    bias: float | None = field(
-        default=None,
-        metadata=option(
-            "randomized-response with 2 choices: the answer is true with probability 1/2 + bias.", _MECHANISM
-        ),
+    choices: int = option_field(2, "randomized-response: number of possible answers.", _MECHANISM)
+    sampling_rate: float = option_field(1.0, "Expected share of the records in each step.", _USE)
+    steps: int = option_field(1, "Number of uses of the mechanism.", _USE)
+    delta: float = option_field(1e-5, "Delta of the guarantee; well below 1 / number of records.", _USE)
+    adjacency: str | None = option_field(
+        None,
+        "add/remove, zero-out (the number of records is public, as in train) or replace-one.",
+        _USE,
+        "add/remove for gaussian and laplace, else replace-one",
     )
-    choices: int = field(default=2, metadata=option("randomized-response: number of possible answers.", _MECHANISM))
-    sampling_rate: float = field(default=1.0, metadata=option("Expected share of the records in each step.", _USE))
-    steps: int = field(default=1, metadata=option("Number of uses of the mechanism.", _USE))
-    delta: float = field(
-        default=1e-5, metadata=option("Delta of the guarantee; well below 1 / number of records.", _USE)
+    accountant: str = option_field("pld", "pld, rdp, or gdp (an estimate under sampling).", _USE)
+    visible: str | None = option_field(
+        None, "What the receiver sees of a batch: sum or vectors.", _USE, "sum for gaussian and laplace, else vectors"
     )
-    adjacency: str | None = field(
-        default=None,
-        metadata=option(
-            "add/remove, zero-out (the number of records is public, as in train) or replace-one.",
-            _USE,
-            "add/remove for gaussian and laplace, else replace-one",
-        ),
-    )
-    accountant: str = field(default="pld", metadata=option("pld, rdp, or gdp (an estimate under sampling).", _USE))
-    visible: str | None = field(
-        default=None,
-        metadata=option(
-            "What the receiver sees of a batch: sum or vectors.", _USE, "sum for gaussian and laplace, else vectors"
-        ),
-    )
-    unit: str = field(default="record", metadata=option("Name of the privacy unit: note, author, client.", _USE))
+    unit: str = option_field("record", "Name of the privacy unit: note, author, client.", _USE)
 
 
 @dataclass(frozen=True)
 class BudgetOptions:
     """The budget, and the setting to solve for."""
 
-    epsilon: float | None = field(
-        default=None, metadata=option("Largest epsilon; solves for the setting in --for.", _BUDGET)
+    epsilon: float | None = option_field(None, "Largest epsilon; solves for the setting in --for.", _BUDGET)
+    true_positive_rate: float | None = option_field(
+        None, "Instead of epsilon: the highest true positive rate of any membership attack.", _BUDGET
     )
-    true_positive_rate: float | None = field(
-        default=None,
-        metadata=option("Instead of epsilon: the highest true positive rate of any membership attack.", _BUDGET),
+    false_positive_rate: float = option_field(
+        _FALSE_POSITIVES, "False positive rate at which the true positive rate is limited.", _BUDGET
     )
-    false_positive_rate: float = field(
-        default=_FALSE_POSITIVES,
-        metadata=option("False positive rate at which the true positive rate is limited.", _BUDGET),
-    )
-    sought: str | None = field(
-        default=None,
-        metadata=option(
-            "What to solve for: noise (the least), steps (the most) or rate (the largest sampling rate).",
-            _BUDGET,
-            "noise",
-        )
-        | {"flag": "--for"},
+    sought: str | None = option_field(
+        None,
+        "What to solve for: noise (the least), steps (the most) or rate (the largest sampling rate).",
+        _BUDGET,
+        "noise",
     )
 
     @property

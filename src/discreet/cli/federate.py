@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,7 +26,7 @@ from discreet.cli.output import (
 from discreet.cli.train import finite, protection_of
 from discreet.core.errors import invalid, setting
 from discreet.core.guarantee import in_digits
-from discreet.core.settings import option
+from discreet.core.settings import option_field
 from discreet.models.model_settings import ModelSettings
 from discreet.runs.settings import TrainSettings
 
@@ -47,48 +47,29 @@ _SHORT = (
 class FederateChoices(CommonOptions):
     """Options of a federated run besides those of the data, the model, the training loop and the protection."""
 
-    clients: int | None = field(default=None, metadata=option("Number of clients.", _FEDERATION, "4"))
-    partition: str | None = field(
-        default=None,
-        metadata=option(
-            "How rows are divided: equal, dirichlet (by class), unit (a unit is at one client) or files.",
-            _FEDERATION,
-            "equal; unit if units are named",
-        ),
+    clients: int | None = option_field(None, "Number of clients.", _FEDERATION, "4")
+    partition: str | None = option_field(
+        None,
+        "How rows are divided: equal, dirichlet (by class), unit (a unit is at one client) or files.",
+        _FEDERATION,
+        "equal; unit if units are named",
     )
-    concentration: float = field(default=0.5, metadata=option("dirichlet: small is uneven.", _FEDERATION))
-    file: list[str] | None = field(
-        default=None, metadata=option("The data of one client; repeat it for each client.", _FEDERATION)
+    concentration: float = option_field(0.5, "dirichlet: small is uneven.", _FEDERATION)
+    file: list[str] | None = option_field(None, "The data of one client; repeat it for each client.", _FEDERATION)
+    exchange: str = option_field("gradients", "What clients send: gradients or weights (FedAvg).", _FEDERATION)
+    local_steps: int | None = option_field(
+        None, "Steps of a client in a round, with weights.", _FEDERATION, "10; 1 for gradients"
     )
-    exchange: str = field(
-        default="gradients", metadata=option("What clients send: gradients or weights (FedAvg).", _FEDERATION)
+    aggregation: str = option_field("mean", f"{', '.join(AGGREGATIONS)}.", _FEDERATION)
+    aggregation_settings: list[str] | None = option_field(
+        None, "A setting of the aggregation, NAME=VALUE.", _FEDERATION
     )
-    local_steps: int | None = field(
-        default=None, metadata=option("Steps of a client in a round, with weights.", _FEDERATION, "10; 1 for gradients")
-    )
-    aggregation: str = field(default="mean", metadata=option(f"{', '.join(AGGREGATIONS)}.", _FEDERATION))
-    aggregation_settings: list[str] | None = field(
-        default=None,
-        metadata=option("A setting of the aggregation, NAME=VALUE.", _FEDERATION) | {"flag": "--aggregation-set"},
-    )
-    in_process: bool = field(
-        default=False, metadata=option("Run server and clients in this process, for tests.", _FEDERATION)
-    )
-    tls: bool = field(
-        default=False, metadata=option("Encrypt connections and accept only registered clients.", _FEDERATION)
-    )
-    record: bool = field(
-        default=False, metadata=option("Record all messages, so that attacks can be run on them.", _FEDERATION)
-    )
-    wait_seconds: float = field(
-        default=30.0, metadata=option("Seconds that a round waits for clients after half answered.", _FEDERATION)
-    )
-    protect: str | None = field(
-        default=None, metadata=option("dp-sgd, dir-dp-sgd or texthide.", "Privacy", "no protection")
-    )
-    epsilon: float | None = field(
-        default=None, metadata=option("Privacy budget of one unit of a client for the whole run.", "Privacy")
-    )
+    in_process: bool = option_field(False, "Run server and clients in this process, for tests.", _FEDERATION)
+    tls: bool = option_field(False, "Encrypt connections and accept only registered clients.", _FEDERATION)
+    record: bool = option_field(False, "Record all messages, so that attacks can be run on them.", _FEDERATION)
+    wait_seconds: float = option_field(30.0, "Seconds that a round waits for clients after half answered.", _FEDERATION)
+    protect: str | None = option_field(None, "dp-sgd, dir-dp-sgd or texthide.", "Privacy", "no protection")
+    epsilon: float | None = option_field(None, "Privacy budget of one unit of a client for the whole run.", "Privacy")
 
 
 @generated(short=_SHORT)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -40,7 +40,7 @@ from discreet.cli.output import (
 )
 from discreet.core.errors import invalid, one_of
 from discreet.core.guarantee import in_digits
-from discreet.core.settings import option
+from discreet.core.settings import option_field
 from discreet.models.model_settings import SEPARATE, ModelSettings
 from discreet.runs.settings import TrainSettings
 
@@ -66,58 +66,41 @@ _SHORT = (
 class TrainOptions(LocalOptions):
     """Options of a training run besides those of the data, the model, the training loop and the protection."""
 
-    protect: str | None = field(default=None, metadata=option(f"{', '.join(PROTECTIONS)}.", "Privacy", "no protection"))
-    epsilon: float | None = field(
-        default=None,
-        metadata=option(
-            "Privacy budget of one unit for the whole run; determines the noise.",
-            "Privacy",
-        ),
+    protect: str | None = option_field(None, f"{', '.join(PROTECTIONS)}.", "Privacy", "no protection")
+    epsilon: float | None = option_field(
+        None, "Privacy budget of one unit for the whole run; determines the noise.", "Privacy"
     )
-    population: int | None = field(
-        default=None,
-        metadata=option(
-            "dp-sgd: a public number of units, fixed in advance, used instead of the true one. The guarantee is then "
-            "under add/remove.",
-            "Privacy",
-        ),
+    population: int | None = option_field(
+        None,
+        "dp-sgd: a public number of units, fixed in advance, used instead of the true one. The guarantee is then "
+        "under add/remove.",
+        "Privacy",
     )
-    audit: int | None = field(
-        default=None,
-        metadata=option(
-            "Plant this many canaries, each with probability one half; `discreet audit` measures epsilon on them.",
-            "Privacy",
-            "no canaries",
-        ),
+    audit: int | None = option_field(
+        None,
+        "Plant this many canaries, each with probability one half; `discreet audit` measures epsilon on them.",
+        "Privacy",
+        "no canaries",
     )
-    audit_canaries: str | None = field(
-        default=None,
-        metadata=option(
-            "gradient (white box, dp-sgd), examples (black box) or tokens (black box, language models).",
-            "Privacy",
-            "gradient with dp-sgd",
-        ),
+    audit_canaries: str | None = option_field(
+        None,
+        "gradient (white box, dp-sgd), examples (black box) or tokens (black box, language models).",
+        "Privacy",
+        "gradient with dp-sgd",
     )
-    cache: bool | None = field(
-        default=None,
-        metadata=option(
-            "Cache the outputs of a frozen encoder for later training runs.", "Training", "yes; no with a protection"
-        ),
+    cache: bool | None = option_field(
+        None, "Cache the outputs of a frozen encoder for later training runs.", "Training", "yes; no with a protection"
     )
-    canaries: int | None = field(
-        default=None,
-        metadata=option("Plant this many secrets, to measure how much the model memorizes.", _CANARIES, "none"),
+    canaries: int | None = option_field(
+        None, "Plant this many secrets, to measure how much the model memorizes.", _CANARIES, "none"
     )
-    copies: str = field(default="1", metadata=option("Rows with the same canary; 1,10,100 plants all.", _CANARIES))
-    canary_kind: str = field(
-        default="secrets",
-        metadata=option("secrets (a number in a sentence) or labels (a sentence of random words).", _CANARIES),
+    copies: str = option_field("1", "Rows with the same canary; 1,10,100 plants all.", _CANARIES)
+    canary_kind: str = option_field(
+        "secrets", "secrets (a number in a sentence) or labels (a sentence of random words).", _CANARIES
     )
-    canary_digits: int = field(default=4, metadata=option("Digits of a secret number.", _CANARIES))
-    spread: bool = field(default=False, metadata=option("Make every copy of a canary a unit of its own.", _CANARIES))
-    canary_seed: int | None = field(
-        default=None, metadata=option("Fixed seed of the secrets, for experiments.", _CANARIES, "secret")
-    )
+    canary_digits: int = option_field(4, "Digits of a secret number.", _CANARIES)
+    spread: bool = option_field(False, "Make every copy of a canary a unit of its own.", _CANARIES)
+    canary_seed: int | None = option_field(None, "Fixed seed of the secrets, for experiments.", _CANARIES, "secret")
 
 
 class TrainCommand(typer.core.TyperCommand, HasMoreOptions):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +13,7 @@ from discreet.cli.output import as_json, line, note, paragraph, stop_on_interrup
 from discreet.cli.train import finite, print_run, protection_of, read_text, run_options
 from discreet.core.errors import SettingError, invalid, setting
 from discreet.core.guarantee import in_digits
-from discreet.core.settings import option, read_values
+from discreet.core.settings import option_field, read_values
 from discreet.models.model_settings import ModelSettings
 from discreet.runs.settings import TrainSettings
 
@@ -28,38 +28,25 @@ _SHORT = (
 class TuneOptions(LocalOptions):
     """Options of a search besides those of the data, the model and the training loop."""
 
-    epsilon: float | None = field(
-        default=None, metadata=option("Privacy budget of one unit for the whole search and its winner.", _SEARCH)
+    epsilon: float | None = option_field(
+        None, "Privacy budget of one unit for the whole search and its winner.", _SEARCH
     )
-    try_: list[str] | None = field(
-        default=None,
-        metadata=option("Values to try, NAME=VALUE,VALUE; repeat it for each setting.", _SEARCH) | {"flag": "--try"},
+    try_: list[str] | None = option_field(None, "Values to try, NAME=VALUE,VALUE; repeat it for each setting.", _SEARCH)
+    grid: Path | None = option_field(None, "TOML file with the values to try, instead of --try.", _SEARCH)
+    trials: float | None = option_field(
+        None, "Mean of the random number of trials.", _SEARCH, "the number of combinations, at most 10"
     )
-    grid: Path | None = field(
-        default=None, metadata=option("TOML file with the values to try, instead of --try.", _SEARCH)
+    score_on: str | None = option_field(
+        None, "Public text with labels to score trials on.", _SEARCH, "the training rows, with noise"
     )
-    trials: float | None = field(
-        default=None,
-        metadata=option("Mean of the random number of trials.", _SEARCH, "the number of combinations, at most 10"),
+    clip_norm: float | None = option_field(None, "Gradients of a unit are clipped to this norm.", "Privacy", "0.1")
+    population: int | None = option_field(
+        None,
+        "A public number of units, fixed in advance, used instead of the true one. The guarantee is then under "
+        "add/remove.",
+        "Privacy",
     )
-    score_on: str | None = field(
-        default=None,
-        metadata=option("Public text with labels to score trials on.", _SEARCH, "the training rows, with noise"),
-    )
-    clip_norm: float | None = field(
-        default=None, metadata=option("Gradients of a unit are clipped to this norm.", "Privacy", "0.1")
-    )
-    population: int | None = field(
-        default=None,
-        metadata=option(
-            "A public number of units, fixed in advance, used instead of the true one. The guarantee is then under "
-            "add/remove.",
-            "Privacy",
-        ),
-    )
-    cache: bool | None = field(
-        default=None, metadata=option("Cache the outputs of a frozen encoder for later runs.", "Training", "no")
-    )
+    cache: bool | None = option_field(None, "Cache the outputs of a frozen encoder for later runs.", "Training", "no")
 
 
 @generated(short=_SHORT)
