@@ -23,8 +23,9 @@ from discreet.cli.output import (
     training_bar,
     working,
 )
-from discreet.cli.train import finite, protection_of
+from discreet.cli.train import protection_of
 from discreet.core.errors import invalid, setting
+from discreet.core.files import finite
 from discreet.core.guarantee import in_digits
 from discreet.core.settings import option_field
 from discreet.models.model_settings import ModelSettings

@@ -7,7 +7,6 @@ has one of them, or asks for their help.
 from __future__ import annotations
 
 import inspect
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -39,6 +38,7 @@ from discreet.cli.output import (
     working,
 )
 from discreet.core.errors import invalid, one_of
+from discreet.core.files import finite
 from discreet.core.guarantee import in_digits
 from discreet.core.settings import option_field
 from discreet.models.model_settings import SEPARATE, ModelSettings
@@ -401,12 +401,3 @@ def _print_privacy(result: dict[str, Any]) -> None:
         columns["metric epsilon per use and distance"] = in_digits(result["metric_epsilon_per_use"], 6)
     kind = "" if guarantee["certified"] else " (estimates, for the reason above)"
     table(columns, title=f"Epsilon under each adjacency, delta = {in_digits(guarantee['delta'])}{kind}")
-
-
-def finite(values: Any) -> Any:
-    """Return plain values in which numbers that are NaN or infinite are None."""
-    if isinstance(values, dict):
-        return {key: finite(value) for key, value in values.items()}
-    if isinstance(values, list | tuple):
-        return [finite(value) for value in values]
-    return None if isinstance(values, float) and not math.isfinite(values) else values

@@ -10,8 +10,9 @@ import typer
 
 from discreet.cli.options import Data, Json, LocalOptions, SourceOptions, generated
 from discreet.cli.output import as_json, line, note, paragraph, stop_on_interrupt, table, training_bar, working
-from discreet.cli.train import finite, print_run, protection_of, read_text, run_options
+from discreet.cli.train import print_run, protection_of, read_text, run_options
 from discreet.core.errors import SettingError, invalid, setting
+from discreet.core.files import finite
 from discreet.core.guarantee import in_digits
 from discreet.core.settings import option_field, read_values
 from discreet.models.model_settings import ModelSettings
