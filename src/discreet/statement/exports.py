@@ -10,14 +10,13 @@ What only the owner of the data knows is written as `TO COMPLETE`.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from discreet.core.errors import UnsupportedError
+from discreet.core.files import sha256
 from discreet.core.guarantee import in_digits
 from discreet.runs.folder import card_values, in_yaml
 from discreet.statement.facts import Facts, Kind
@@ -254,7 +253,7 @@ def croissant(statement: Mapping[str, Any], facts: Facts) -> str:
                 "name": path.name,
                 "contentUrl": path.name,
                 "encodingFormat": encoding,
-                "sha256": _sha256(path),
+                "sha256": sha256(path),
             }
         ],
         "rai:dataCollection": COMPLETE,
@@ -295,8 +294,3 @@ def _field(name: str, file: str) -> dict[str, Any]:
         "dataType": "sc:Text",
         "source": {"fileObject": {"@id": file}, "extract": {"column": name}},
     }
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
