@@ -10,22 +10,9 @@ import typer
 
 from discreet.catalog import AGGREGATIONS
 from discreet.cli.options import CommonOptions, Json, SourceOptions, generated, parse_settings
-from discreet.cli.output import (
-    as_json,
-    console,
-    line,
-    note,
-    paragraph,
-    print_classes,
-    print_quality,
-    stop_on_interrupt,
-    table,
-    training_bar,
-    working,
-)
-from discreet.cli.train import protection_of
+from discreet.cli.output import console, line, note, paragraph, stop_on_interrupt, training_bar, working
+from discreet.cli.train import print_utility, protection_of, show_result
 from discreet.core.errors import invalid, setting
-from discreet.core.files import finite
 from discreet.core.guarantee import in_digits
 from discreet.core.settings import option_field
 from discreet.models.model_settings import ModelSettings
@@ -129,13 +116,8 @@ def federate(
             should_stop=lambda: bool(stopping),
         )
         result = run_federation(settings, out, run_options)
-    if not result["finished"]:
-        note("Stopped after the last saved round. Run the same command with --resume to resume.")
-        raise typer.Exit(130)
-    if json:
-        as_json(finite(result))
-    else:
-        _print(result, settings, out)
+    stopped = "Stopped after the last saved round. Run the same command with --resume to resume."
+    show_result(result, stopped, lambda: _print(result, settings, out), json)
 
 
 def settings_for(
@@ -255,15 +237,7 @@ def _print(result: dict[str, Any], settings: Federation, out: Path) -> None:
     from discreet.federated.client import ERRORS
     from discreet.federated.run import private_folder
 
-    if result["utility"]:
-        table(result["utility"], title=f"Utility on the {result['evaluated_on']} split")
-        if result["quality"] is not None:
-            print_quality(result["quality"])
-            print_classes(result.get("utility_by_class", []))
-    else:
-        line("Utility: not measured, because no rows were held out.")
-    if result.get("utility_averaged"):
-        table(result["utility_averaged"], title="Utility averaged over the pool of masks")
+    print_utility(result)
     _print_clients(result["clients"], noisy=settings.aggregation.is_noisy)
     if result["guarantee"] is None:
         line("Privacy: no guarantee for units; what clients sent was not protected.")

@@ -45,14 +45,13 @@ from discreet.models.model_settings import SEPARATE, ModelSettings
 from discreet.runs.settings import TrainSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sized
+    from collections.abc import Callable
 
     from discreet.data.canaries import Planting
     from discreet.data.corpus import Corpus
     from discreet.data.sources import TextSource
-    from discreet.experiment import RunOptions
+    from discreet.experiment import RunRequest
     from discreet.protections.base import Protection
-    from discreet.training.steps import Report
 
 _CANARIES = "Canaries"
 # Options listed by --help; --help-all lists the others.
@@ -198,7 +197,7 @@ def train(
     of a protection, and --help-all lists all options.
     """
     with working("starting"):
-        from discreet.experiment import RunRequest, train_once
+        from discreet.experiment import RunRequest
 
     private = ctx.obj if options.epsilon is None else {"epsilon": options.epsilon, **ctx.obj}
     protection = protection_of(options.protect, options.delta, private)
@@ -221,17 +220,10 @@ def train(
         options.audit,
         options.audit_canaries,
     )
-    with stop_on_interrupt() as stopping, training_bar() as watch:
-        run = train_once(request, out, corpus=corpus, options=run_options(options, watch, stopping))
-    result = run.values()
-    if not result["finished"]:
-        where = f"at step {result['steps']}" if result["steps"] else "in the training on public text"
-        note(f"Stopped {where} and saved. Run the same command with --resume to resume.")
-        raise typer.Exit(130)
-    if json:
-        as_json(finite(result))
-    else:
-        _print(result, out)
+    result = carried_out(request, out, corpus, options)
+    where = f"at step {result['steps']}" if result["steps"] else "in the training on public text"
+    stopped = f"Stopped {where} and saved. Run the same command with --resume to resume."
+    show_result(result, stopped, lambda: _print(result, out), json)
 
 
 def read_text(
@@ -263,13 +255,27 @@ def read_text(
     return text_source, corpus, chosen
 
 
-def run_options(options: LocalOptions, watch: Callable[[Report], None], stopping: Sized) -> RunOptions:
-    """Return how a run is carried out; it stops when `stopping` is no longer empty."""
-    from discreet.experiment import RunOptions
+def carried_out(request: RunRequest, out: Path, corpus: Corpus, options: LocalOptions) -> dict[str, Any]:
+    """Train until the run is finished or interrupted, with its progress on stderr, and return the values of the run."""
+    from discreet.experiment import RunOptions, train_once
 
     names = ("device", "resume", "checkpoint_seconds", "download", "cache", "ledger", "budget")
     chosen = {name: getattr(options, name) for name in names}
-    return RunOptions(watch=watch, say=note, should_stop=lambda: bool(stopping), **chosen)
+    with stop_on_interrupt() as stopping, training_bar() as watch:
+        how = RunOptions(watch=watch, say=note, should_stop=lambda: bool(stopping), **chosen)
+        run = train_once(request, out, corpus=corpus, options=how)
+    return run.values()
+
+
+def show_result(result: dict[str, Any], stopped: str, show: Callable[[], None], json: bool) -> None:
+    """Print the values of a run, by `show` or as JSON; one that was stopped has the status of an interrupt."""
+    if not result["finished"]:
+        note(stopped)
+        raise typer.Exit(130)
+    if json:
+        as_json(finite(result))
+    else:
+        show()
 
 
 def _note_on_part(protection: Protection | None, model: dict[str, Any], chosen: ModelSettings, unit: str) -> None:
@@ -315,12 +321,19 @@ def _print(result: dict[str, Any], out: Path) -> None:
 
 def print_run(result: dict[str, Any]) -> None:
     """Print the utility and the guarantee of a run."""
+    print_utility(result, remedy_for)
+    _print_privacy(result)
+
+
+def print_utility(result: dict[str, Any], remedy: Callable[[dict[str, Any]], str] = lambda result: "") -> None:
+    """Print the utility of a run and, for a model that learned nothing, a remedy."""
     from discreet.runs.folder import beside_public
 
     if result["utility"]:
         table(result["utility"], title=f"Utility on the {result['evaluated_on']} split")
-        print_quality(result["quality"], remedy_for(result))
-        print_classes(result.get("utility_by_class", []))
+        if result["quality"] is not None:
+            print_quality(result["quality"], remedy(result))
+            print_classes(result.get("utility_by_class", []))
         if "public" in result:
             sentences = beside_public(result["public"], result["utility"], private=result["guarantee"] is not None)
             paragraph(" ".join(sentences))
@@ -328,7 +341,6 @@ def print_run(result: dict[str, Any]) -> None:
         line("Utility: not measured, because no rows were held out.")
     if result.get("utility_averaged"):
         table(result["utility_averaged"], title="Utility averaged over the pool of masks")
-    _print_privacy(result)
 
 
 def remedy_for(result: dict[str, Any]) -> str:

@@ -9,10 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from discreet.cli.options import Data, Json, LocalOptions, SourceOptions, generated
-from discreet.cli.output import as_json, line, note, paragraph, stop_on_interrupt, table, training_bar, working
-from discreet.cli.train import print_run, protection_of, read_text, run_options
+from discreet.cli.output import line, paragraph, table, working
+from discreet.cli.train import carried_out, print_run, protection_of, read_text, show_result
 from discreet.core.errors import SettingError, invalid, setting
-from discreet.core.files import finite
 from discreet.core.guarantee import in_digits
 from discreet.core.settings import option_field, read_values
 from discreet.models.model_settings import ModelSettings
@@ -71,7 +70,7 @@ def tune(
     --epochs, --batch-size and the other options of train set what is not tried.
     """
     with working("starting"):
-        from discreet.experiment import TuneRequest, train_once
+        from discreet.experiment import TuneRequest
         from discreet.training.tuning import candidates_of
 
     if options.epsilon is None:
@@ -101,16 +100,9 @@ def tune(
         trials=options.trials,
         score_on=options.score_on,
     )
-    with stop_on_interrupt() as stopping, training_bar() as watch:
-        run = train_once(request, out, corpus=corpus, options=run_options(options, watch, stopping))
-    result = run.values()
-    if not result["finished"]:
-        note("Stopped and saved. Run the same command with --resume to resume; it costs nothing more.")
-        raise typer.Exit(130)
-    if json:
-        as_json(finite(result))
-    else:
-        _print(result, out)
+    result = carried_out(request, out, corpus, options)
+    stopped = "Stopped and saved. Run the same command with --resume to resume; it costs nothing more."
+    show_result(result, stopped, lambda: _print(result, out), json)
 
 
 def grid_of(tried: list[str], file: Path | None) -> dict[str, tuple[Any, ...]]:
