@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from discreet.cli.attack_table import describe_guarantee, print_details, set_by
-from discreet.cli.output import as_json, console, note, plain, stderr, working
+from discreet.cli.output import as_json, console, headed, note, plain, stderr, working
 from discreet.core.errors import UnsupportedError, invalid, spelled
 from discreet.metrics.table import METRICS, short_label_of
 from discreet.releases.description import describe_knowledge, describe_release
@@ -137,15 +137,10 @@ def _lines(clock: Callable[[], float] = time.monotonic) -> Callable[[str, int, i
 
 def show(result: AttackResult, loading: float) -> None:
     """Print the metrics with interval, chance and bound, what the attacker has, the guarantee, and the verdict."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
     screen = console()
     screen.print()
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column(f"{result.attack}, n = {result.n}")
-    for name in ("value", "95% interval", "chance", *(["at most"] if result.bounds else [])):
-        table.add_column(name, justify="right")
+    heads = [f"{result.attack}, n = {result.n}", "value", "95% interval", "chance"]
+    table = headed([*heads, *(["at most"] if result.bounds else [])], left=1)
     for leakage in result.leakages:
         if leakage.metric not in METRICS:
             continue  # the exposure by number of copies, which has a table of its own

@@ -25,6 +25,7 @@ from discreet.core.guarantee import in_digits
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderResult
     from rich.progress import Progress
+    from rich.table import Table
     from rich.text import Text
 
     from discreet.training.steps import Report
@@ -202,6 +203,17 @@ def print_classes(classes: Sequence[Mapping[str, Any]]) -> None:
     """Print the share of correct rows of each class, for up to as many classes as fit a short list."""
     if 0 < len(classes) <= _MOST_CLASSES:
         table({f"{one['class']} ({one['rows']:,} rows)": one["value"] for one in classes}, title="Recall by class")
+
+
+def headed(heads: Sequence[str], left: int = 0) -> Table:
+    """Return a table with a line below its heads; the first `left` columns are aligned left, the others right."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    made = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for place, head in enumerate(heads):
+        made.add_column(head, justify="left" if place < left else "right")
+    return made
 
 
 def plain(text: str) -> Text:
