@@ -146,9 +146,7 @@ def attack(
         _attack_recorded(run, options, seed, json)
         return
     name, split = _attack_and_split(options, run)
-    fields = [one.name for one in dataclasses.fields(attack_class(name)) if one.init]  # type: ignore[arg-type]
-    with spelled(set_by("--set", fields)):
-        chosen = attack_of(name, parse_settings(options.settings or [], "--set"))
+    chosen, fields = _chosen(name, options)
     if chosen.sees.kind == "model":
         from discreet.cli.model_attack import attack_trained_model
 
@@ -198,7 +196,7 @@ def attack(
     if own_protection:
         note_different_noise(protections[0].protect)
     requested = {one.name for one in dataclasses.fields(AttackRequest)}  # each has an option of its own
-    with suggesting_attacks(scene, name, protections), spelled(set_by("--set", set(fields) - requested)):
+    with suggesting_attacks(scene, name, protections), spelled(set_by("--set", fields - requested)):
         results = _run_attacks(request, scene, protections, json, options.whole_texts, own_steps)
     if any(not one.scored.isascii() for result in results for one in result.examples):
         note("ROUGE counts only words of the letters a-z and digits; for these texts, read LCS / longer.")
@@ -229,9 +227,7 @@ def _attack_recorded(run: Path, options: AttackOptions, seed: int, json: bool) -
     from discreet.experiment.attack.scoring import metrics_for
 
     name = options.attack or "dager"
-    fields = [one.name for one in dataclasses.fields(attack_class(name)) if one.init]  # type: ignore[arg-type]
-    with spelled(set_by("--set", fields)):
-        chosen = attack_of(name, parse_settings(options.settings or [], "--set"))
+    chosen, _ = _chosen(name, options)
     request = _request(name, chosen, options, seed)
     view = options.view or SERVER_VIEW
     note(f"The recorded messages of the run are attacked, as view {view} holds them: the output is for their owner.")
@@ -247,6 +243,13 @@ def _attack_recorded(run: Path, options: AttackOptions, seed: int, json: bool) -
         as_json(result.as_dict())
     else:
         summary(result, console())
+
+
+def _chosen(name: str, options: AttackOptions) -> tuple[Attack, set[str]]:
+    """Return an attack with its settings from the options, and the names of all its settings."""
+    fields = {one.name for one in dataclasses.fields(attack_class(name)) if one.init}  # type: ignore[arg-type]
+    with spelled(set_by("--set", fields)):
+        return attack_of(name, parse_settings(options.settings or [], "--set")), fields
 
 
 def _attack_and_split(options: AttackOptions, run: Path | None) -> tuple[str, str | None]:
@@ -339,11 +342,9 @@ def _run_attacks(
             one = dataclasses.replace(request, protect=protected.protect)
             if own_steps and scene.run is not None:
                 one = dataclasses.replace(one, updates=updates_of_run(scene.run, protected.protect))
-            if people:
-                with working(f"attacking {request.examples} texts under {protected.words}"):
-                    results.append(attack_once(one, scene))
-            elif request.attack.identifies:  # it compares candidates and recovers no text
-                with working(f"comparing candidates under {protected.words}"):
+            if people or request.attack.identifies:  # neither prints one text after another
+                what = f"attacking {request.examples} texts" if people else "comparing candidates"
+                with working(f"{what} under {protected.words}"):
                     results.append(attack_once(one, scene))
             else:
                 with reading(total, main, hidden=json, whole_texts=whole_texts) as watch:

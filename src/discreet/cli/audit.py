@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from discreet.cli.options import Json, generated, parse_settings
+from discreet.cli.options import Json, generated, of_training, parse_settings
 from discreet.cli.output import as_json, paragraph, table, working
 from discreet.core.errors import SettingError, invalid, one_of, open_probability, positive, spelled, whole
 from discreet.core.guarantee import in_digits
@@ -89,7 +89,7 @@ def audit(
 def _audit_run(run: Path, options: AuditOptions, json: bool) -> bool:
     if options.epsilon is not None:
         raise invalid("epsilon", options.epsilon, "left out for a run", "The certificate of the run is audited.")
-    with working("auditing the run"), spelled(_of_training):
+    with working("auditing the run"), spelled(of_training("audit")):
         from discreet.audit.run import audit_run
         from discreet.core.device import find_device
 
@@ -99,11 +99,6 @@ def _audit_run(run: Path, options: AuditOptions, json: bool) -> bool:
     else:
         _print_run(result)
     return result.refuted
-
-
-def _of_training(name: str, value: Any) -> str | None:
-    """Spell a setting of the training run, which is an option of another command."""
-    return f"discreet train … --audit {value}" if name == "audit" else None
 
 
 def _audit_release(options: AuditOptions, settings: list[str], json: bool) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from discreet.cli.attack_table import describe_guarantee, print_details, set_by
+from discreet.cli.options import of_training
 from discreet.cli.output import as_json, console, headed, note, plain, stderr, working
 from discreet.core.errors import UnsupportedError, invalid, spelled
 from discreet.metrics.table import METRICS, short_label_of
@@ -21,28 +22,9 @@ if TYPE_CHECKING:
     from discreet.cli.attack import AttackOptions
     from discreet.experiment import AttackResult
 
-# Options of other attacks: the model was trained under its own protection, on its own text.
-_NOT_FOR_MODELS = (
-    "data",
-    "examples",
-    "batch_size",
-    "seconds",
-    "max_words",
-    "first_words",
-    "split",
-    "public",
-    "metric",
-    "protect",
-    "noise_multiplier",
-    "kappa",
-    "epsilon",
-    "delta",
-    "clip_norm",
-    "protect_settings",
-    "noise_seed",
-    "candidates",
-    "steps",
-)
+# Options of an attack on a trained model. Every other one without a default is rejected, because the model was trained
+# under its own protection, on its own text.
+_FOR_MODELS = ("attack", "settings", "members", "references", "references_from", "view")
 _SECONDS_BETWEEN_LINES = 10
 
 
@@ -64,12 +46,12 @@ def attack_trained_model(
         raise UnsupportedError(
             f"Expected RUN, the folder of a trained model, for {name}, got none. Train one with `discreet train`."
         )
-    for option in _NOT_FOR_MODELS:
-        value = getattr(options, option)
-        if value is not None:
+    for option in dataclasses.fields(options):
+        value = getattr(options, option.name)
+        if option.default is None and value is not None and option.name not in _FOR_MODELS:
             shown = ",".join(value) if isinstance(value, list) else value
             remedy = "The model was trained on the run's own text, under its own protection."
-            raise invalid(option, shown, f"left out for {name}, which attacks the trained model", remedy)
+            raise invalid(option.name, shown, f"left out for {name}, which attacks the trained model", remedy)
     runs: tuple[Path, ...] = ()
     if options.references_from:
         from discreet.experiment.attack.given_references import runs_in
@@ -89,7 +71,7 @@ def attack_trained_model(
     loading = time.monotonic() - start
     note("The result tells what was in the training data: it is for the owner of the run, not for release.")
     own = {one.name for one in dataclasses.fields(chosen)}  # type: ignore[arg-type]
-    with spelled(set_by("--set", own)), spelled(_of_training), stages() as progress:
+    with spelled(set_by("--set", own)), spelled(of_training("canaries")), stages() as progress:
         result = attack_once(request, scene, progress=progress)
     for warning in result.details.get("warnings", ()):
         note(warning)
@@ -97,11 +79,6 @@ def attack_trained_model(
         as_json({**result.as_dict(), "loading": loading})
         return
     show(result, loading)
-
-
-def _of_training(name: str, value: Any) -> str | None:
-    """Spell a setting of the training run, which is an option of another command."""
-    return f"discreet train … --canaries {value}" if name == "canaries" else None
 
 
 @contextmanager

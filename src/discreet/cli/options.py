@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from discreet.catalog import CORPORA
-from discreet.core.errors import SettingError, invalid, one_of, positive, whole
+from discreet.core.errors import SettingError, Spelling, invalid, one_of, positive, whole
 from discreet.core.settings import option_field
 from discreet.models.model_settings import RANK
 
@@ -325,6 +325,11 @@ def parse_settings(pairs: Sequence[str], option: str) -> dict[str, Any]:
         except tomllib.TOMLDecodeError:
             settings[name.strip().replace("-", "_")] = value
     return settings
+
+
+def of_training(option: str) -> Spelling:
+    """Return a function that spells a setting of the training run, which is an option of another command."""
+    return lambda name, value: f"discreet train … --{option} {value}" if name == option else None
 
 
 Threads = Annotated[int, typer.Option(help="Number of CPU threads; 1 is usually fastest.")]
