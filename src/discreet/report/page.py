@@ -178,8 +178,6 @@ def _values(result: StudyResult, sentences: tuple[str, str, str], brief: Brief) 
                 ],
             }
         )
-    roc, spent = figures.roc_curves(result.points), figures.epsilon_over_training(result.points)
-    exposed = figures.exposure_by_copies(result.points)
     numbers, notes = blanks(result)
     shown = result.recommended or result.points[-1]
     return {
@@ -195,16 +193,14 @@ def _values(result: StudyResult, sentences: tuple[str, str, str], brief: Brief) 
         "leakages": result.leakages,
         "series": figures.series_of(result.points),
         "panels": panels,
-        "roc": None if roc is None else {"svg": roc.svg("roc"), "legend": legend(roc, result.points)},
+        "roc": drawn(figures.roc_curves(result.points), "roc", result.points),
         "members": [
             {"name": name, "svg": figure.svg(f"members{number}"), "legend": legend(figure, result.points)}
             for number, (name, figure) in enumerate(figures.membership_curves(result.points))
         ],
         "model_verdicts": model_verdicts(result),
-        "exposed": None
-        if exposed is None
-        else {"svg": exposed.svg("exposed"), "legend": legend(exposed, result.points)},
-        "spent": None if spent is None else {"svg": spent.svg("spent"), "legend": legend(spent, result.points)},
+        "exposed": drawn(figures.exposure_by_copies(result.points), "exposed", result.points),
+        "spent": drawn(figures.epsilon_over_training(result.points), "spent", result.points),
         "readings": by_attack(readings(result), result),
         "rows": setting_rows(result, first_points(result)),
         "baseline": shared_baseline(result),
@@ -231,6 +227,11 @@ def _values(result: StudyResult, sentences: tuple[str, str, str], brief: Brief) 
         "guarantee_groups": grouped(guarantees(result.points)),
         "shapes": [Markup(shape(number, 9, 9)) for number in range(SHAPES)],
     }
+
+
+def drawn(figure: Figure | None, name: str, points: Sequence[Point]) -> dict[str, Any] | None:
+    """Return a figure as SVG with its legend, or None if there is nothing to draw; `name` makes its ids unique."""
+    return None if figure is None else {"svg": figure.svg(name), "legend": legend(figure, points)}
 
 
 def legend(figure: Figure, points: Sequence[Point]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from discreet.core.guarantee import Guarantee, Strength, in_digits, strength, wo
 from discreet.core.types import MODEL, TRAINING, UPDATE
 from discreet.metrics.table import METRICS, label_of
 from discreet.study.file import Goal
-from discreet.study.frontier import Measured, Point, limit_for, no_better_than_constant, safe_limit
+from discreet.study.frontier import Measured, Point, limit_for, no_better_than_constant, proven_limit, safe_limit
 from discreet.study.result import StudyResult
 
 GREEN = 10.0  # the largest epsilon that is shown as protection
@@ -279,11 +279,10 @@ def caveats(chosen: Point, goal: Goal | None, utility: str) -> list[str]:
         found.append(words_for_size(guarantee.epsilon).strip())
     if goal is not None and goal.leakage in chosen.leakage:
         leakage, attack = chosen.leakage[goal.leakage], goal.leakage.partition("/")[0]
-        proven = leakage.bound is not None and (goal.ceiling is None or leakage.bound <= goal.ceiling)
-        if not proven and leakage.n is not None and leakage.n < ENOUGH:
+        proven = proven_limit(leakage, goal)
+        if proven is None and leakage.n is not None and leakage.n < ENOUGH:
             found.append(f"The leakage under {attack} was {measured_on(goal.leakage, leakage)}.")
-        limit = leakage.bound if proven and leakage.bound is not None else safe_limit(leakage)
-        found.append(_stronger(chosen, goal, limit))
+        found.append(_stronger(chosen, goal, safe_limit(leakage) if proven is None else proven))
     found += useless([chosen], utility)
     return [text for text in found if text]
 
@@ -352,10 +351,10 @@ def _advice(
             f"{_enough_noise(goal, risk)}."
         )
     leakage = chosen.leakage[goal.leakage]
-    proven = leakage.bound is not None and (goal.ceiling is None or leakage.bound <= goal.ceiling)
-    limit = leakage.bound if proven and leakage.bound is not None else safe_limit(leakage)
+    proven = proven_limit(leakage, goal)
+    limit = safe_limit(leakage) if proven is None else proven
     how = f"proven for every attack on {released(goal.scope, chosen)}"
-    if not proven:
+    if proven is None:
         how = f"an estimate from the attack that was run, {measured_on(goal.leakage, leakage)}, on one release"
     metric = goal.leakage.partition("/")[2]
     counted = metric in METRICS and METRICS[metric].is_rate
