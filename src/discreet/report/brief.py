@@ -14,7 +14,6 @@ from discreet.metrics.table import METRICS, label_of
 from discreet.releases.description import GRADIENT, REPRESENTATION, TEXT
 from discreet.report.command import Command, train_command
 from discreet.report.words import (
-    advice,
     caveats_of,
     ceiling_words,
     constant_words,
@@ -25,6 +24,7 @@ from discreet.report.words import (
     released,
     size_words,
     unmeasured_goal,
+    verdict_of,
 )
 from discreet.study.file import Goal
 from discreet.study.frontier import Measured, Point, proven_limit, safe_limit
@@ -319,4 +319,4 @@ def _without_recommendation(result: StudyResult) -> str:
     """Return what to do where no setting is recommended."""
     if result.goal is None:
         return "Add a ceiling on leakage, or a floor on utility, to [goal] of the study, and write the report again."
-    return advice(result)
+    return verdict_of(result)[1]

@@ -238,11 +238,6 @@ def verdict(
     )
 
 
-def advice(result: StudyResult) -> str:
-    """Return the recommendation of a study in one sentence, or why there is none and what to do."""
-    return _advice(result.points, result.recommended, result.goal, result.utility, result.noise)
-
-
 def unmeasured_goal(points: Sequence[Point], goal: Goal) -> bool:
     """Return whether no trial measured the leakage of a goal."""
     return not any(goal.leakage in point.leakage for point in points)
