@@ -32,41 +32,24 @@ _FORMATS = {
     ".parquet": "application/x-parquet",
     ".txt": "text/plain",
 }
-_NAMES = {
+# The terms of Croissant that its context names as they are.
+_TERMS = (
+    "citeAs", "column", "extract", "field", "fileObject", "fileProperty", "fileSet", "format", "includes",
+    "isLiveDataset", "jsonPath", "key", "md5", "parentField", "path", "recordSet", "references", "regex", "repeated",
+    "replace", "separator", "source", "subField", "transform",
+)  # fmt: skip
+_CONTEXT = {
+    **{name: f"cr:{name}" for name in _TERMS},
     "@language": "en",
     "@vocab": "https://schema.org/",
-    "citeAs": "cr:citeAs",
-    "column": "cr:column",
     "conformsTo": "dct:conformsTo",
     "cr": "http://mlcommons.org/croissant/",
     "data": {"@id": "cr:data", "@type": "@json"},
     "dataType": {"@id": "cr:dataType", "@type": "@vocab"},
     "dct": "http://purl.org/dc/terms/",
     "examples": {"@id": "cr:examples", "@type": "@json"},
-    "extract": "cr:extract",
-    "field": "cr:field",
-    "fileObject": "cr:fileObject",
-    "fileProperty": "cr:fileProperty",
-    "fileSet": "cr:fileSet",
-    "format": "cr:format",
-    "includes": "cr:includes",
-    "isLiveDataset": "cr:isLiveDataset",
-    "jsonPath": "cr:jsonPath",
-    "key": "cr:key",
-    "md5": "cr:md5",
-    "parentField": "cr:parentField",
-    "path": "cr:path",
     "rai": "http://mlcommons.org/croissant/RAI/",
-    "recordSet": "cr:recordSet",
-    "references": "cr:references",
-    "regex": "cr:regex",
-    "repeated": "cr:repeated",
-    "replace": "cr:replace",
     "sc": "https://schema.org/",
-    "separator": "cr:separator",
-    "source": "cr:source",
-    "subField": "cr:subField",
-    "transform": "cr:transform",
 }
 
 
@@ -239,7 +222,7 @@ def croissant(statement: Mapping[str, Any], facts: Facts) -> str:
     encoding = _FORMATS.get(path.suffix.lower(), "text/plain")
     parameters = statement["parameters"]
     values: dict[str, Any] = {
-        "@context": _NAMES,
+        "@context": dict(sorted(_CONTEXT.items())),
         "@type": "sc:Dataset",
         "name": re.sub(r"[^A-Za-z0-9_-]+", "_", path.stem),
         "description": f"Rewritten texts. {parameters['sentence']}",
