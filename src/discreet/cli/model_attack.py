@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from discreet.cli.attack_table import describe_guarantee, print_details, set_by
 from discreet.cli.options import of_training
-from discreet.cli.output import as_json, console, headed, note, plain, stderr, working
+from discreet.cli.output import as_json, console, headed, note, plain, stages, working
 from discreet.core.errors import UnsupportedError, invalid, spelled
 from discreet.metrics.table import METRICS, short_label_of
 from discreet.releases.description import describe_knowledge, describe_release
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 # Options of an attack on a trained model. Every other one without a default is rejected, because the model was trained
 # under its own protection, on its own text.
 _FOR_MODELS = ("attack", "settings", "members", "references", "references_from", "view")
-_SECONDS_BETWEEN_LINES = 10
 
 
 def attack_trained_model(
@@ -79,37 +77,6 @@ def attack_trained_model(
         as_json({**result.as_dict(), "loading": loading})
         return
     show(result, loading)
-
-
-@contextmanager
-def stages() -> Iterator[Callable[[str, int, int], None]]:
-    """Show on stderr the stage and how much of it is done; without a terminal, print a line every ten seconds."""
-    screen = stderr()
-    if not screen.is_terminal:
-        yield _lines()
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = TextColumn("{task.description}"), BarColumn(bar_width=None), MofNCompleteColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=screen, transient=True) as bar:
-        task = bar.add_task("starting", total=None)
-
-        def update(stage: str, done: int, total: int) -> None:
-            bar.update(task, description=stage, completed=done, total=total)
-
-        yield update
-
-
-def _lines(clock: Callable[[], float] = time.monotonic) -> Callable[[str, int, int], None]:
-    last = clock()
-
-    def update(stage: str, done: int, total: int) -> None:
-        nonlocal last
-        if clock() - last >= _SECONDS_BETWEEN_LINES:
-            last = clock()
-            note(f"{stage}: {done:,}/{total:,}")
-
-    return update
 
 
 def show(result: AttackResult, loading: float) -> None:
