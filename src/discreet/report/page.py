@@ -209,7 +209,7 @@ def _values(result: StudyResult, sentences: tuple[str, str, str], brief: Brief) 
         "trials": list(result.trials.values()),
         "failures": result.failures,
         "risk": result.noise,
-        "glossary": GLOSSARY,
+        "glossary": GLOSSARY.items(),
         "version": __version__,
         "written": time.strftime("%Y-%m-%d %H:%M"),
         "settings": result.toml,

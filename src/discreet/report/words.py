@@ -15,61 +15,35 @@ from discreet.study.result import StudyResult
 
 GREEN = 10.0  # the largest epsilon that is shown as protection
 ENOUGH = 10  # texts; with fewer, one more text may change the verdict
-GLOSSARY = (
-    (
-        "attack",
-        "A program that takes the part of a curious or hostile reader: it gets the release, and what such a reader "
-        "could know besides, and guesses the private text.",
-    ),
-    (
-        "adjacency",
-        "Which two data sets a guarantee compares: with and without a record (add/remove), with the record made empty "
-        "(zero-out), or with the record exchanged for any other (replace-one). Figures under different adjacencies are "
-        "not comparable.",
-    ),
-    ("certified", "Proven: an upper limit for every attack, known or not, if the assumptions hold."),
-    ("chance", "The success of random guessing."),
-    (
-        "delta",
-        "A small probability with which the guarantee may fail; it should be far below one over the number of people.",
-    ),
-    (
-        "epsilon",
-        "How much one person's presence can change the odds of anything that is released. 0 is nothing; 1 is a factor "
-        "of e ≈ 2.7; up to 1 is strong, up to 10 moderate; above 10 the guarantee alone says little, and is not shown "
-        "in green.",
-    ),
-    (
-        "estimate",
-        "Measured with the attacks that were run on the texts that were used. A better attack may do better.",
-    ),
-    ("frontier", "The settings that no other setting beats in both utility and leakage."),
-    (
-        "interval",
-        "A range that contains the true value in 95 of 100 repetitions. [0.4, 0.6] means: between 0.4 and 0.6.",
-    ),
-    ("leakage", "How much an attack read, between nothing and everything."),
-    ("noise multiplier", "The spread of the added noise, relative to the largest contribution one person can make."),
-    (
-        "release",
-        "Exactly what leaves your control: a gradient, vectors, texts or a model. The attack sees this and nothing "
-        "else that is private.",
-    ),
-    ("ROUGE-L", "The share of words an attacker got right in the right order; 1 is the whole text."),
-    (
-        "release (of a goal)",
-        "The release that a ceiling limits: one update of a training run, all its updates, or the trained model. A "
-        "bound for all updates also holds for the model, which follows from them; a bound for one update holds only "
-        "for that update.",
-    ),
-    (
-        "trade-off (ROC) curve",
-        "The share of training records that a test detects, for every share of false alarms.",
-    ),
-    ("unit", "Whose privacy is counted: a text, a person with all their texts, or a client."),
-    ("utility", "How well the model does its task on texts it has not seen."),
-    ("well-behaved", "An attack whose success falls steadily as noise grows, so that it can serve as a reference."),
-)
+GLOSSARY = {
+    "attack": "A program that takes the part of a curious or hostile reader: it gets the release, and what such a "
+    "reader could know besides, and guesses the private text.",
+    "adjacency": "Which two data sets a guarantee compares: with and without a record (add/remove), with the record "
+    "made empty (zero-out), or with the record exchanged for any other (replace-one). Figures under different "
+    "adjacencies are not comparable.",
+    "certified": "Proven: an upper limit for every attack, known or not, if the assumptions hold.",
+    "chance": "The success of random guessing.",
+    "delta": "A small probability with which the guarantee may fail; it should be far below one over the number of "
+    "people.",
+    "epsilon": "How much one person's presence can change the odds of anything that is released. 0 is nothing; 1 is a "
+    "factor of e ≈ 2.7; up to 1 is strong, up to 10 moderate; above 10 the guarantee alone says little, and is not "
+    "shown in green.",
+    "estimate": "Measured with the attacks that were run on the texts that were used. A better attack may do better.",
+    "frontier": "The settings that no other setting beats in both utility and leakage.",
+    "interval": "A range that contains the true value in 95 of 100 repetitions. [0.4, 0.6] means: between 0.4 and 0.6.",
+    "leakage": "How much an attack read, between nothing and everything.",
+    "noise multiplier": "The spread of the added noise, relative to the largest contribution one person can make.",
+    "release": "Exactly what leaves your control: a gradient, vectors, texts or a model. The attack sees this and "
+    "nothing else that is private.",
+    "ROUGE-L": "The share of words an attacker got right in the right order; 1 is the whole text.",
+    "release (of a goal)": "The release that a ceiling limits: one update of a training run, all its updates, or the "
+    "trained model. A bound for all updates also holds for the model, which follows from them; a bound for one update "
+    "holds only for that update.",
+    "trade-off (ROC) curve": "The share of training records that a test detects, for every share of false alarms.",
+    "unit": "Whose privacy is counted: a text, a person with all their texts, or a client.",
+    "utility": "How well the model does its task on texts it has not seen.",
+    "well-behaved": "An attack whose success falls steadily as noise grows, so that it can serve as a reference.",
+}
 
 
 def metric_words(name: str) -> str:
