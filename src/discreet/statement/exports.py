@@ -60,11 +60,8 @@ def opendp(statement: Mapping[str, Any]) -> str:
             "Expected a release with a privacy guarantee for the registry of deployments, got one without. Protect it "
             "with a method of differential privacy."
         )
-    lines = [
-        f"# An entry for the registry of deployments. Fill in every {COMPLETE}, and check the type of the curator."
-    ]
-    lines += _yaml(deployment(statement))
-    return "\n".join(lines) + "\n"
+    first = f"# An entry for the registry of deployments. Fill in every {COMPLETE}, and check the type of the curator."
+    return "\n".join([first, *_yaml(deployment(statement))]) + "\n"
 
 
 def deployment(statement: Mapping[str, Any]) -> dict[str, Any]:
@@ -196,18 +193,12 @@ def huggingface(statement: Mapping[str, Any], facts: Facts) -> str:
         }
     measured = [row for row in statement["utility"]["metrics"] if row["value"] is not None]
     if measured and not text:
-        values["model-index"] = [
-            {
-                "name": statement["release"]["name"],
-                "results": [
-                    {
-                        "task": {"type": values.get("pipeline_tag", "text-classification")},
-                        "dataset": {"name": "held-out rows", "type": "private"},
-                        "metrics": [{"type": row["metric"], "value": row["value"]} for row in measured],
-                    }
-                ],
-            }
-        ]
+        result = {
+            "task": {"type": values.get("pipeline_tag", "text-classification")},
+            "dataset": {"name": "held-out rows", "type": "private"},
+            "metrics": [{"type": row["metric"], "value": row["value"]} for row in measured],
+        }
+        values["model-index"] = [{"name": statement["release"]["name"], "results": [result]}]
     return in_yaml(values) + "\n"
 
 
@@ -254,14 +245,8 @@ def croissant(statement: Mapping[str, Any], facts: Facts) -> str:
         "rai:dataReleaseMaintenancePlan": [COMPLETE],
     }
     if encoding != "text/plain" and (columns[0] or columns[1]):
-        values["recordSet"] = [
-            {
-                "@type": "cr:RecordSet",
-                "@id": "rows",
-                "name": "rows",
-                "field": [_field(name, path.name) for name in (*columns[0], *columns[1])],
-            }
-        ]
+        fields = [_field(name, path.name) for name in (*columns[0], *columns[1])]
+        values["recordSet"] = [{"@type": "cr:RecordSet", "@id": "rows", "name": "rows", "field": fields}]
     return json.dumps(values, indent=2, ensure_ascii=False) + "\n"
 
 
