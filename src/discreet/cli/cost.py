@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from discreet.cli.options import Json, generated
@@ -62,6 +62,47 @@ class CostOptions:
     )
     unit: str = option_field("record", "Name of the privacy unit: note, author, client.", _USE)
 
+    @property
+    def terms(self) -> dict[str, Any]:
+        """The arguments of the accountant; the options must be checked."""
+        return {"delta": self.delta, "adjacency": Adjacency(str(self.adjacency)), "accountant": self.accountant}
+
+    def step(self, amount: float, rate: float | None = None) -> DpEvent:
+        """Return one step; `amount` is the noise multiplier, kappa or the epsilon of one use."""
+        from fractions import Fraction
+
+        from discreet.accounting import events
+
+        share = self.sampling_rate if rate is None else rate
+        inner = self._inner(amount)
+        if self.visible == "sum":
+            return inner if share == 1 else events.PoissonSampledDpEvent(share, inner)
+        if share == 0:
+            return events.NoOpDpEvent()
+        ratio = Fraction(repr(share))  # at rate 1 sampling hides nothing: a missing vector is visible
+        return events.VisibleVectorsDpEvent(inner, ratio.numerator, ratio.denominator)
+
+    def event(self, amount: float, rate: float | None = None) -> DpEvent:
+        """Return the composition of all steps."""
+        from discreet.accounting.events import SelfComposedDpEvent
+
+        return SelfComposedDpEvent(self.step(amount, rate), self.steps)
+
+    def _inner(self, amount: float) -> DpEvent:
+        from discreet.accounting import events
+
+        if self.mechanism == "gaussian":
+            return events.ClippedSumDpEvent(amount)
+        if self.mechanism == "laplace":
+            return events.LaplaceDpEvent(amount)
+        if self.mechanism == "vmf":
+            return events.VonMisesFisherDpEvent(amount, self.dimension or 2)
+        if self.mechanism == "privunit":
+            return events.LocalDpEvent(amount)
+        return events.RandomizedResponseDpEvent(
+            self.choices / (math.exp(min(amount, 700.0)) + self.choices - 1), self.choices
+        )
+
 
 @dataclass(frozen=True)
 class BudgetOptions:
@@ -104,26 +145,27 @@ def cost(options: CostOptions, budget: BudgetOptions, json: Json = False) -> Non
 
 def _spend(options: CostOptions, json: bool) -> None:
     """Print the cost of the options."""
-    use, amount = Use.of(options), amount_of(options)
+    options = checked(options)
+    amount = amount_of(options)
     if options.mechanism == "gaussian":
         remedy = "Gaussian noise needs a delta above 0: its privacy loss is unbounded."
         open_probability("delta", options.delta, remedy)
     with working("accounting"):
-        guarantee, risk = _counted(options, use, use.event(amount))
+        guarantee, risk = _counted(options, options.event(amount))
     _print(options, guarantee, risk, json, {})
 
 
-def _counted(options: CostOptions, use: Use, event: DpEvent) -> tuple[Guarantee, float | None]:
+def _counted(options: CostOptions, event: DpEvent) -> tuple[Guarantee, float | None]:
     """Return the guarantee of an event, and the highest true positive rate of any attack."""
     from discreet.accounting.interpret import guarantee as guarantee_of
 
-    guarantee = guarantee_of(event, unit=options.unit, **use.terms(options))
+    guarantee = guarantee_of(event, unit=options.unit, **options.terms)
     return guarantee, risk_of(event, guarantee)
 
 
 def _solve(options: CostOptions, budget: BudgetOptions, json: bool) -> None:
     """Print the setting that stays within the budget."""
-    use, epsilon = Use.of(options), budget.epsilon
+    options, epsilon = checked(options), budget.epsilon
     sought = one_of("for", budget.sought or "noise", ("noise", "steps", "rate"))
     open_probability("delta", options.delta, "A solver needs a delta above 0.")
     if (epsilon is None) == (budget.true_positive_rate is None):
@@ -137,13 +179,13 @@ def _solve(options: CostOptions, budget: BudgetOptions, json: bool) -> None:
         reject_foreign(options, allowed=False)
     with working(f"solving for {sought}"):
         if sought == "noise":
-            amount = _noise(use, options, budget)
-            event, answer = use.event(amount), {_STRENGTH[use.mechanism]: amount}
-            if use.mechanism == "randomized-response" and use.choices == 2:
+            amount = _noise(options, budget)
+            event, answer = options.event(amount), {_STRENGTH[options.mechanism]: amount}
+            if options.mechanism == "randomized-response" and options.choices == 2:
                 answer["bias"] = math.tanh(amount / 2) / 2
         else:
-            event, answer = _steps_or_rate(use, sought, amount_of(options), float(epsilon or 0.0), options)
-        guarantee, risk = _counted(options, use, event)
+            event, answer = _steps_or_rate(options, sought, amount_of(options), float(epsilon or 0.0))
+        guarantee, risk = _counted(options, event)
     _print(options, guarantee, risk, json, answer)
 
 
@@ -160,84 +202,24 @@ def _print(
     show(guarantee, {name.replace("_", " "): value for name, value in values.items()}, risk)
 
 
-@dataclass(frozen=True)
-class Use:
-    """The mechanism and its use, checked and with defaults filled in."""
-
-    mechanism: str
-    rate: float
-    steps: int
-    adjacency: Adjacency
-    visible: str
-    dimension: int | None = None
-    choices: int = 2
-
-    @classmethod
-    def of(cls, options: CostOptions) -> Use:
-        """Return checked options with their defaults filled in."""
-        mechanism = one_of("mechanism", options.mechanism, MECHANISMS)
-        remedy = "It is a probability: expected batch size / corpus size."
-        rate = probability("sampling_rate", options.sampling_rate, remedy)
-        if options.adjacency is None:
-            near = Adjacency.ADD_REMOVE if mechanism in _SUMS else Adjacency.REPLACE_ONE
-        else:
-            name = "add/remove" if options.adjacency == "add-remove" else options.adjacency
-            near = Adjacency(one_of("adjacency", name, [a.value for a in Adjacency]))
-        default = "sum" if mechanism in _SUMS else "vectors"
-        seen = one_of("visible", options.visible or default, ("sum", "vectors"))
-        if mechanism == "vmf":
-            if options.dimension is None:
-                raise invalid("dimension", None, "given for vmf", "Add --dimension.")
-            whole("dimension", options.dimension, 2)
-        return cls(
-            mechanism,
-            rate,
-            whole("steps", options.steps),
-            near,
-            seen,
-            options.dimension,
-            whole("choices", options.choices, 2),
-        )
-
-    def terms(self, options: CostOptions) -> dict[str, Any]:
-        """Return the arguments of the accountant."""
-        return {"delta": options.delta, "adjacency": self.adjacency, "accountant": options.accountant}
-
-    def step(self, amount: float, rate: float | None = None) -> DpEvent:
-        """Return one step; `amount` is the noise multiplier, kappa or the epsilon of one use."""
-        from fractions import Fraction
-
-        from discreet.accounting import events
-
-        share = self.rate if rate is None else rate
-        inner = self._inner(amount)
-        if self.visible == "sum":
-            return inner if share == 1 else events.PoissonSampledDpEvent(share, inner)
-        if share == 0:
-            return events.NoOpDpEvent()
-        ratio = Fraction(repr(share))  # at rate 1 sampling hides nothing: a missing vector is visible
-        return events.VisibleVectorsDpEvent(inner, ratio.numerator, ratio.denominator)
-
-    def event(self, amount: float, rate: float | None = None) -> DpEvent:
-        """Return the composition of all steps."""
-        from discreet.accounting.events import SelfComposedDpEvent
-
-        return SelfComposedDpEvent(self.step(amount, rate), self.steps)
-
-    def _inner(self, amount: float) -> DpEvent:
-        from discreet.accounting import events
-
-        if self.mechanism == "gaussian":
-            return events.ClippedSumDpEvent(amount)
-        if self.mechanism == "laplace":
-            return events.LaplaceDpEvent(amount)
-        if self.mechanism == "vmf":
-            return events.VonMisesFisherDpEvent(amount, self.dimension or 2)
-        if self.mechanism == "privunit":
-            return events.LocalDpEvent(amount)
-        return events.RandomizedResponseDpEvent(
-            self.choices / (math.exp(min(amount, 700.0)) + self.choices - 1), self.choices
-        )
+def checked(options: CostOptions) -> CostOptions:
+    """Return checked options with their defaults filled in."""
+    sums = one_of("mechanism", options.mechanism, MECHANISMS) in _SUMS
+    remedy = "It is a probability: expected batch size / corpus size."
+    probability("sampling_rate", options.sampling_rate, remedy)
+    if options.adjacency is None:
+        near = Adjacency.ADD_REMOVE if sums else Adjacency.REPLACE_ONE
+    else:
+        name = "add/remove" if options.adjacency == "add-remove" else options.adjacency
+        near = Adjacency(one_of("adjacency", name, [a.value for a in Adjacency]))
+    visible = one_of("visible", options.visible or ("sum" if sums else "vectors"), ("sum", "vectors"))
+    if options.mechanism == "vmf":
+        if options.dimension is None:
+            raise invalid("dimension", None, "given for vmf", "Add --dimension.")
+        whole("dimension", options.dimension, 2)
+    whole("steps", options.steps)
+    whole("choices", options.choices, 2)
+    return replace(options, adjacency=near.value, visible=visible)
 
 
 def amount_of(options: CostOptions) -> float:
@@ -327,38 +309,35 @@ def shown(name: str, value: float) -> str:
     return f"{float(text) - 10.0 ** (math.floor(math.log10(value)) - _DIGITS + 1):.{_DIGITS}g}"
 
 
-def _noise(use: Use, options: CostOptions, budget: BudgetOptions) -> float:
+def _noise(options: CostOptions, budget: BudgetOptions) -> float:
     from discreet.accounting.calibrate import largest_rate, least_noise
 
-    stronger, epsilon = use.mechanism in _SUMS, budget.epsilon
+    stronger, epsilon = options.mechanism in _SUMS, budget.epsilon
     if epsilon is None:
         from discreet.accounting.risk import least_noise_for_risk
 
         weakest = least_noise_for_risk(
-            use.event if stronger else lambda weakness: use.event(1 / weakness),
+            options.event if stronger else lambda weakness: options.event(1 / weakness),
             true_positive_rate=float(budget.true_positive_rate or 0.0),
             false_positive_rate=budget.false_positive_rate,
-            adjacency=use.adjacency,
+            adjacency=options.terms["adjacency"],
             low=1e-3 if stronger else 1e-5,
         )
         return weakest if stronger else 1 / weakest
     if stronger:
-        return least_noise(use.event, epsilon=epsilon, **use.terms(options))
+        return least_noise(options.event, epsilon=epsilon, **options.terms)
     # the cost increases with kappa and with the epsilon of one use; in d dimensions it scales as 2 kappa / sqrt(d)
-    guess = max(epsilon, 0.1) * math.sqrt(use.dimension or 4) / 8
-    high = 1e7 if use.mechanism == "vmf" else 500.0
-    return largest_rate(use.event, epsilon=epsilon, low=1e-6, high=high, guess=guess, **use.terms(options))
+    guess = max(epsilon, 0.1) * math.sqrt(options.dimension or 4) / 8
+    high = 1e7 if options.mechanism == "vmf" else 500.0
+    return largest_rate(options.event, epsilon=epsilon, low=1e-6, high=high, guess=guess, **options.terms)
 
 
-def _steps_or_rate(
-    use: Use, sought: str, amount: float, epsilon: float, options: CostOptions
-) -> tuple[DpEvent, dict[str, Any]]:
+def _steps_or_rate(options: CostOptions, sought: str, amount: float, epsilon: float) -> tuple[DpEvent, dict[str, Any]]:
     from discreet.accounting.calibrate import largest_rate, most_steps
     from discreet.accounting.events import SelfComposedDpEvent
 
-    terms = use.terms(options)
     if sought == "steps":
-        count = most_steps(use.step(amount), epsilon=epsilon, **terms)
-        return SelfComposedDpEvent(use.step(amount), count), {"steps": count}
-    rate = largest_rate(lambda share: use.event(amount, share), epsilon=epsilon, **terms)
-    return use.event(amount, rate), {"sampling_rate": rate}
+        count = most_steps(options.step(amount), epsilon=epsilon, **options.terms)
+        return SelfComposedDpEvent(options.step(amount), count), {"steps": count}
+    rate = largest_rate(lambda share: options.event(amount, share), epsilon=epsilon, **options.terms)
+    return options.event(amount, rate), {"sampling_rate": rate}
