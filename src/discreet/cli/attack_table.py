@@ -137,7 +137,7 @@ def summary(result: AttackResult, console: Console) -> None:
     """Print every metric with its interval and chance level, the release and its guarantee."""
     table = headed([f"{result.attack}, n = {result.n}", "mean", "95% interval", "chance"], left=1)
     for leakage in result.leakages:
-        table.add_row(_label(leakage.metric), *_cells(leakage))
+        table.add_row(_label(leakage.metric), *cells_of(leakage))
     console.print(table)
     console.print(plain(f"Release: {describe_release(result.release, protection=True)}."))
     console.print(plain(describe_knowledge(result.release)))
@@ -168,7 +168,7 @@ def sweep(results: Sequence[AttackResult], strengths: Sequence[str], name: str, 
     heads = [name, "epsilon", _label(main.metric), "95% interval"]
     table = headed([*heads, *(["bound"] if bounded else []), "chance"])
     for strength, result in zip(strengths, results, strict=True):
-        value, interval, chance = _cells(result.leakages[0])
+        value, interval, chance = cells_of(result.leakages[0])
         bound = [] if not bounded else ["" if result.bound is None else at_most(result.bound, 4)]
         table.add_row(strength, epsilon_cell(result), value, interval, *bound, chance)
     console.print(table)
@@ -206,8 +206,9 @@ def describe_guarantee(result: AttackResult) -> str:
     return result.guarantee.sentence() + more
 
 
-def _cells(leakage: Leakage) -> tuple[str, str, str]:
-    chance = "" if leakage.chance is None else f"{leakage.chance:.4f}"
+def cells_of(leakage: Leakage, digits: str = ".4f") -> tuple[str, str, str]:
+    """Return a leakage, its interval and its chance level for a table; `digits` is the format of the chance level."""
+    chance = "" if leakage.chance is None else f"{leakage.chance:{digits}}"
     return f"{leakage.value:.4f}", f"[{leakage.low:.4f}, {leakage.high:.4f}]", chance
 
 

@@ -30,6 +30,9 @@ _SHORT = (
     "record", "tls", "resume", "unit", "text", "label", "encoder", "train", "epochs", "json",
 )  # fmt: skip
 
+# Settings of a federation that are options by the same name.
+_SAME = ("exchange", "concentration", "seed", "noise_seed", "wait_seconds", "record", "download")
+
 
 @dataclass(frozen=True)
 class FederateChoices(CommonOptions):
@@ -178,18 +181,12 @@ def settings_for(
         clients=clients,
         protect=protect,
         aggregation=aggregation_from_table(table_),
-        exchange=options.exchange,
         local_steps=options.local_steps or (1 if options.exchange == GRADIENTS else 10),
         partition=partition,
-        concentration=options.concentration,
         files=files,
-        seed=options.seed,
-        noise_seed=options.noise_seed,
         task=task,
         label_names=() if task != "classification" else tuple(names or ()),
-        wait_seconds=options.wait_seconds,
-        record=options.record,
-        download=options.download,
+        **{name: getattr(options, name) for name in _SAME},
     )
 
 

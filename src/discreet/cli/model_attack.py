@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from discreet.cli.attack_table import describe_guarantee, print_details, set_by
+from discreet.cli.attack_table import cells_of, describe_guarantee, print_details, set_by
 from discreet.cli.options import of_training
 from discreet.cli.output import as_json, console, headed, note, plain, stages, working
 from discreet.core.errors import UnsupportedError, invalid, spelled
@@ -89,11 +89,8 @@ def show(result: AttackResult, loading: float) -> None:
         if leakage.metric not in METRICS:
             continue  # the exposure by number of copies, which has a table of its own
         bound = result.bounds.get(leakage.metric)
-        cells = [f"{leakage.value:.4f}", f"[{leakage.low:.4f}, {leakage.high:.4f}]"]
-        cells.append("" if leakage.chance is None else f"{leakage.chance:.4g}")
-        if result.bounds:
-            cells.append("" if bound is None else at_most(bound, 4))
-        table.add_row(short_label_of(leakage.metric), *cells)
+        cells = ["" if bound is None else at_most(bound, 4)] if result.bounds else []
+        table.add_row(short_label_of(leakage.metric), *cells_of(leakage, ".4g"), *cells)
     screen.print(table)
     print_details(result.details, screen)
     for text in paragraphs(result):
