@@ -193,33 +193,18 @@ def released(scope: str, point: Point | None) -> str:
     return every if scope == TRAINING else "one update"
 
 
-def verdict(
-    points: Sequence[Point],
-    chosen: Point | None,
-    goal: Goal | None,
-    utility: str,
-    risk: Sequence[Mapping[str, Any]] = (),
-) -> tuple[str, str, str]:
-    """Return the verdict in three sentences: the risk, the recommendation, and its cost and evidence.
+def verdict_of(result: StudyResult) -> tuple[str, str, str]:
+    """Return the verdict of a study in three sentences: the risk, the recommendation, and its cost and evidence.
 
-    The goal must be resolved: its leakage is that of the release it names.
+    `caveats_of` says what limits it. The goal must be resolved: its leakage is that of the release it names.
     """
-    open_point = next((p for p in points if p.name == "none"), None)
-    return (
-        _risk(open_point),
-        _advice(points, chosen, goal, utility, risk),
-        _cost(open_point, chosen, goal, utility),
-    )
+    open_point = next((p for p in result.points if p.name == "none"), None)
+    return _risk(open_point), _advice(result), _cost(open_point, result.recommended, result.goal, result.utility)
 
 
 def unmeasured_goal(points: Sequence[Point], goal: Goal) -> bool:
     """Return whether no trial measured the leakage of a goal."""
     return not any(goal.leakage in point.leakage for point in points)
-
-
-def verdict_of(result: StudyResult) -> tuple[str, str, str]:
-    """Return the verdict on the result of a study; `caveats_of` says what limits it."""
-    return verdict(result.points, result.recommended, result.goal, result.utility, result.noise)
 
 
 def caveats_of(result: StudyResult) -> tuple[str, ...]:
@@ -278,13 +263,8 @@ def _risk(point: Point | None) -> str:
     return f"Without protection the release reveals the text: {'; '.join(parts[:3])}."
 
 
-def _advice(
-    points: Sequence[Point],
-    chosen: Point | None,
-    goal: Goal | None,
-    utility: str,
-    risk: Sequence[Mapping[str, Any]],
-) -> str:
+def _advice(result: StudyResult) -> str:
+    points, chosen, goal, utility = result.points, result.recommended, result.goal, result.utility
     if goal is None:
         return "The study has no ceiling or floor, so nothing is recommended; the frontier shows the best trade-offs."
     what = metric_words(goal.leakage).replace(": ", " (", 1) + ")"
@@ -305,10 +285,11 @@ def _advice(
             and utility in p.utility
             and limit_for(p, goal) <= goal.ceiling
         ]
+        enough = _enough_noise(goal, result.noise)
         if vain:
             return (
                 f"No setting is recommended for the rule [{rule}]: {', '.join(vain)} would keep it, but "
-                f"{'is' if len(vain) == 1 else 'are'} no better than a constant answer{_enough_noise(goal, risk)}."
+                f"{'is' if len(vain) == 1 else 'are'} no better than a constant answer{enough}."
             )
         unsure = "" if goal.identifies else _unsure(points, goal)
         if unsure:
@@ -316,8 +297,7 @@ def _advice(
         least = _least(points, goal)
         return (
             f"No setting that was tried keeps the rule [{rule}]{least}: do not release with any of them; try stronger "
-            "ones"
-            f"{_enough_noise(goal, risk)}."
+            f"ones{enough}."
         )
     leakage = chosen.leakage[goal.leakage]
     proven = proven_limit(leakage, goal)
