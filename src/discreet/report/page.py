@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,13 +21,12 @@ from discreet.core.randomness import Rng
 from discreet.metrics.table import label_of
 from discreet.report import figures
 from discreet.report.brief import Brief, brief_of
-from discreet.report.command import Command, quoted, wrapped
+from discreet.report.command import Command, wrapped
 from discreet.report.figures import SHAPES, Figure, shape
 from discreet.report.tables import (
     adjacency_rows,
     blanks,
     first_points,
-    grouped,
     guarantees,
     metrics_by_attack,
     setting_rows,
@@ -113,7 +113,13 @@ def _environment(html: bool) -> Any:
         lstrip_blocks=True,
     )
     made.filters |= {"percent": percent, "interval": interval, "metric": metric_words, "cell": cell}
-    made.filters |= {"of_rows": of_rows, "badge": badge_of, "size": size_words, "label_of": label_of, "quoted": quoted}
+    made.filters |= {
+        "of_rows": of_rows,
+        "badge": badge_of,
+        "size": size_words,
+        "label_of": label_of,
+        "quoted": shlex.quote,
+    }
     made.filters |= {"at_most": at_most, "percent_at_most": percent_at_most, "in_digits": in_digits}
     return made
 
@@ -224,7 +230,7 @@ def _values(result: StudyResult, sentences: tuple[str, str, str], brief: Brief) 
         "blanks": numbers,
         "notes": notes,
         "adjacency_columns": adjacency_rows(result.points),
-        "guarantee_groups": grouped(guarantees(result.points)),
+        "guarantee_groups": guarantees(result.points),
         "shapes": [Markup(shape(number, 9, 9)) for number in range(SHAPES)],
     }
 
