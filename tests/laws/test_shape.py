@@ -131,7 +131,7 @@ def test_a_model_is_trained_in_one_module() -> None:
     }
     assert calls_of("train") == {"experiment.run", *others}
     assert calls_of("open_job") == {"training.loop", "federated.client"}
-    products = {"cli.train", "cli.tune", "estimator", "study.trial", "experiment.attack.signals"}
+    products = {"cli.train", "estimator", "study.trial", "experiment.attack.signals"}
     assert calls_of("train_once") == products
 
 

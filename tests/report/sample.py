@@ -8,7 +8,11 @@ from pathlib import Path
 
 from discreet.core.guarantee import Adjacency, Guarantee
 from discreet.core.types import Leakage, Trial
+from discreet.report.words import verdict_of
+from discreet.study.file import Goal
+from discreet.study.frontier import Point
 from discreet.study.grid import key_of
+from discreet.study.result import StudyResult
 from discreet.study.store import NAME, trial_as_dict
 
 HOSTILE = (
@@ -17,6 +21,11 @@ HOSTILE = (
 )
 NOTE = "ingrid bielski ( record 2469012 ), a teacher, came in on 2021 - 11 - 24. tel. 629 - 555 - 0134."
 NOISES = (0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0)
+
+
+def verdict(points: list[Point], chosen: Point | None, goal: Goal) -> tuple[str, str, str]:
+    """Return the verdict on these settings, compared by accuracy."""
+    return verdict_of(StudyResult(Path(), {}, {}, points, goal, "accuracy", chosen, {}, ()))
 
 
 def trial(protection: dict[str, object], noise: float | None, seed: int, texts: bool = True) -> Trial:

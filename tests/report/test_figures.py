@@ -2,13 +2,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 import xml.etree.ElementTree as ElementTree
+from pathlib import Path
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+from sample import verdict
+
 from discreet.core.types import Trial
 from discreet.report.figures import Axis, Figure, Line, Mark, around, exposure_by_copies, most_of, number
-from discreet.report.words import verdict
 from discreet.study.file import Goal
 from discreet.study.frontier import Measured, Point
 
@@ -58,15 +63,15 @@ def test_the_verdict_says_proven_only_of_what_is() -> None:
     goal = Goal("one-of-n/identified", ceiling=0.05)
     open_point = point("none", 0.99, 0.9)
     proven, estimate = point("a", 0.03, 0.88, bound=0.035), point("b", 0.03, 0.88, bound=0.2)
-    assert "proven for every attack" in verdict([open_point, proven], proven, goal, "accuracy")[1]
-    told = verdict([open_point, estimate], estimate, goal, "accuracy")
+    assert "proven for every attack" in verdict([open_point, proven], proven, goal)[1]
+    told = verdict([open_point, estimate], estimate, goal)
     assert "an estimate" in told[1]
     assert "99%" in told[0]
     assert "nothing is guaranteed" in told[2].lower()
 
 
 def test_no_setting_that_keeps_the_rule_is_said_plainly() -> None:
-    told = verdict([point("none", 0.99, 0.9)], None, Goal("one-of-n/identified", ceiling=0.05), "accuracy")
+    told = verdict([point("none", 0.99, 0.9)], None, Goal("one-of-n/identified", ceiling=0.05))
     assert "do not release with any of them" in told[1]
 
 

@@ -14,7 +14,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from browser import CHROMIUM, Browser
-from sample import NOISES, NOTE, write_sample
+from sample import NOISES, NOTE, verdict, write_sample
 
 from discreet.cli.main import main
 from discreet.core.errors import DataError
@@ -24,7 +24,7 @@ from discreet.report.page import cell, write_report
 from discreet.report.reading import pieces
 from discreet.report.tables import blanks
 from discreet.report.texts import readings
-from discreet.report.words import at_most, badge_of, caveats, caveats_of, verdict, verdict_of
+from discreet.report.words import at_most, badge_of, caveats, caveats_of, verdict_of
 from discreet.study.file import Goal
 from discreet.study.frontier import Measured, Point
 from discreet.study.result import read_result
@@ -224,13 +224,11 @@ def test_a_verdict_says_how_little_it_rests_on() -> None:
         return Point(name, {"name": name}, {"accuracy": Measured(0.8, 0.7, 0.9, seeds=1)}, leak, None)
 
     goal = Goal("lamp/rouge_l", floor=0.5)
-    assert (
-        "measured on one text only, too few to rely on" in verdict([point("a", 1)], point("a", 1), goal, "accuracy")[1]
-    )
-    told = verdict([point("a", 40)], point("a", 40), goal, "accuracy")[1]
+    assert "measured on one text only, too few to rely on" in verdict([point("a", 1)], point("a", 1), goal)[1]
+    told = verdict([point("a", 40)], point("a", 40), goal)[1]
     assert "measured on 40 texts, on one release)" in told and "too few" not in told
     assert "is 0% on average, at most 20%" in told and "of the time" not in told
-    assert "of 1 text in order" in verdict([point("none", 1)], None, goal, "accuracy")[0]
+    assert "of 1 text in order" in verdict([point("none", 1)], None, goal)[0]
 
 
 def test_a_verdict_says_when_a_ceiling_is_missed_for_want_of_texts_alone() -> None:
@@ -239,10 +237,10 @@ def test_a_verdict_says_when_a_ceiling_is_missed_for_want_of_texts_alone() -> No
         return Point("noise 2", {"name": "dp-sgd"}, {"accuracy": Measured(0.8, 0.7, 0.9, seeds=1)}, leak, None)
 
     goal = Goal("lamp/rouge_l", ceiling=0.3)
-    told = verdict([point(0.13, 0.991)], None, goal, "accuracy")[1]
+    told = verdict([point(0.13, 0.991)], None, goal)[1]
     assert "is shown to keep the rule" in told and "noise 2 reaches 13%, but that may be up to 100%" in told
     assert "one text only, too few to rely on" in told
-    assert "is shown to keep" not in verdict([point(0.5, 0.991)], None, goal, "accuracy")[1]
+    assert "is shown to keep" not in verdict([point(0.5, 0.991)], None, goal)[1]
 
 
 def test_the_verdict_says_which_other_attack_reads_more_under_the_setting_chosen() -> None:
@@ -296,7 +294,7 @@ def test_a_proven_share_is_never_rounded_down() -> None:
     for bound in (0.0421, 0.1201, 0.000441, 0.9501):
         leak = {"one-of-n/identified": Measured(0.0, 0.0, 0.01, seeds=1, n=20_000, bound=bound)}
         point = Point("a", {"name": "a"}, {"accuracy": Measured(0.8, 0.7, 0.9, seeds=1)}, leak, None)
-        told = verdict([point], point, Goal("one-of-n/identified", ceiling=1.0), "accuracy")[1]
+        told = verdict([point], point, Goal("one-of-n/identified", ceiling=1.0))[1]
         found = re.search(r"at most ([0-9.]+)% \(.*proven for every attack", told)
         assert found and bound <= float(found[1]) / 100 <= 1.12 * bound
         assert bound <= float(at_most(bound)) < bound + 0.001

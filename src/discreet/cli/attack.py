@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,7 +24,7 @@ from discreet.cli.attack_table import (
 from discreet.cli.options import Device, Json, Seed, SourceOptions, Threads, generated, parse_settings, use_threads
 from discreet.cli.output import as_json, console, note, plain, stop_on_interrupt, working
 from discreet.core.errors import invalid, spelled, whole
-from discreet.core.settings import option
+from discreet.core.settings import option_field
 from discreet.models.settings import ModelSettings
 
 if TYPE_CHECKING:
@@ -55,105 +55,63 @@ def attacks_by_need() -> str:
 class AttackOptions:
     """Options of an attack besides those of the data and the model."""
 
-    attack: str | None = field(
-        default=None, metadata=option(attacks_by_need(), _ATTACK, "one that fits the run, or dager")
+    attack: str | None = option_field(None, attacks_by_need(), _ATTACK, "one that fits the run, or dager")
+    data: str | None = option_field(
+        None, "Text to attack; see DATA in `discreet train --help`.", _ATTACK, "the run's own, or notes"
     )
-    data: str | None = field(
-        default=None,
-        metadata=option("Text to attack; see DATA in `discreet train --help`.", _ATTACK, "the run's own, or notes"),
+    examples: int | None = option_field(None, "Number of texts to attack.", _ATTACK, "8, rounded up to full batches")
+    batch_size: int | None = option_field(
+        None, "Number of texts in one release.", _ATTACK, "1; all of them for vectors"
     )
-    examples: int | None = field(
-        default=None, metadata=option("Number of texts to attack.", _ATTACK, "8, rounded up to full batches")
+    seconds: float | None = option_field(
+        None, "Time limit of each search.", _ATTACK, "a fixed number of steps, which is reproducible"
     )
-    batch_size: int | None = field(
-        default=None, metadata=option("Number of texts in one release.", _ATTACK, "1; all of them for vectors")
+    max_words: int | None = option_field(None, "Attack only texts of at most this many words.", _ATTACK)
+    first_words: int | None = option_field(
+        None, "For gradients: truncate texts to this many words before the release.", _ATTACK
     )
-    seconds: float | None = field(
-        default=None,
-        metadata=option("Time limit of each search.", _ATTACK, "a fixed number of steps, which is reproducible"),
+    split: str | None = option_field(None, "Split to attack.", _ATTACK, "train for a run; else validation, test or all")
+    public: str | None = option_field(None, "Public text the attacker has.", _ATTACK, "the rows that are not attacked")
+    metric: list[str] | None = option_field(None, "Metric to compute; may be repeated.", _ATTACK)
+    settings: list[str] | None = option_field(None, "A setting of the attack, NAME=VALUE; may be repeated.", _ATTACK)
+    download: bool = option_field(False, "Allow downloading the encoder from the hub.", "Model")
+    protect: str | None = option_field(None, "A protection, as in train, or none.", _RELEASE, "the run's own")
+    noise_multiplier: list[str] | None = option_field(
+        None, "Noise standard deviation over clip norm; 0.1,1 tries both.", _RELEASE
     )
-    max_words: int | None = field(
-        default=None, metadata=option("Attack only texts of at most this many words.", _ATTACK)
+    kappa: list[str] | None = option_field(None, "dir-dp-sgd: concentration; 10,100 tries both.", _RELEASE)
+    epsilon: list[str] | None = option_field(None, "Privacy budget of the release; determines the noise.", _RELEASE)
+    delta: float | None = option_field(None, "Delta of the release.", _RELEASE, "1e-5, or the run's own")
+    clip_norm: float | None = option_field(None, "Gradients of a unit are clipped to this norm.", _RELEASE, "1")
+    protect_settings: list[str] | None = option_field(None, "Another setting of the protection, NAME=VALUE.", _RELEASE)
+    noise_seed: int | None = option_field(
+        None, "Fixed seed of the noise; epsilon is then an estimate.", _RELEASE, "secret"
     )
-    first_words: int | None = field(
-        default=None,
-        metadata=option("For gradients: truncate texts to this many words before the release.", _ATTACK),
+    candidates: int | None = option_field(None, "Number of candidates.", _ONE, "64; for vectors, the full split")
+    draws: int = option_field(20_000, "Simulated releases for each noise level.", _ONE)
+    steps: int | None = option_field(
+        None,
+        "Number of releases of the same record, for 1-of-n and attacks on vectors.",
+        _ONE,
+        "all updates of the run, or one",
     )
-    split: str | None = field(
-        default=None,
-        metadata=option("Split to attack.", _ATTACK, "train for a run; else validation, test or all"),
+    members: int | None = option_field(
+        None, "Number of members, and of non-members, to ask about.", _MODEL, "all for a frozen encoder, else 1000"
     )
-    public: str | None = field(
-        default=None, metadata=option("Public text the attacker has.", _ATTACK, "the rows that are not attacked")
+    references: int | None = option_field(
+        None, "Number of reference models that the attacker trains.", _MODEL, "the attack's"
     )
-    metric: list[str] | None = field(default=None, metadata=option("Metric to compute; may be repeated.", _ATTACK))
-    settings: list[str] | None = field(
-        default=None,
-        metadata=option("A setting of the attack, NAME=VALUE; may be repeated.", _ATTACK) | {"flag": "--set"},
+    plain_references: bool = option_field(False, "Train reference models without the run's protection.", _MODEL)
+    references_from: list[str] | None = option_field(
+        None,
+        "A run, or a folder of runs, to use as reference models; may be repeated.",
+        _MODEL,
+        "trained for the attack",
     )
-    download: bool = field(default=False, metadata=option("Allow downloading the encoder from the hub.", "Model"))
-    protect: str | None = field(
-        default=None, metadata=option("A protection, as in train, or none.", _RELEASE, "the run's own")
+    view: str | None = option_field(
+        None, "For a recorded federated run, who attacks: server, wire or client-N.", _RELEASE, "server"
     )
-    noise_multiplier: list[str] | None = field(
-        default=None, metadata=option("Noise standard deviation over clip norm; 0.1,1 tries both.", _RELEASE)
-    )
-    kappa: list[str] | None = field(
-        default=None, metadata=option("dir-dp-sgd: concentration; 10,100 tries both.", _RELEASE)
-    )
-    epsilon: list[str] | None = field(
-        default=None, metadata=option("Privacy budget of the release; determines the noise.", _RELEASE)
-    )
-    delta: float | None = field(
-        default=None, metadata=option("Delta of the release.", _RELEASE, "1e-5, or the run's own")
-    )
-    clip_norm: float | None = field(
-        default=None, metadata=option("Gradients of a unit are clipped to this norm.", _RELEASE, "1")
-    )
-    protect_settings: list[str] | None = field(
-        default=None,
-        metadata=option("Another setting of the protection, NAME=VALUE.", _RELEASE) | {"flag": "--protect-set"},
-    )
-    noise_seed: int | None = field(
-        default=None, metadata=option("Fixed seed of the noise; epsilon is then an estimate.", _RELEASE, "secret")
-    )
-    candidates: int | None = field(
-        default=None, metadata=option("Number of candidates.", _ONE, "64; for vectors, the full split")
-    )
-    draws: int = field(default=20_000, metadata=option("Simulated releases for each noise level.", _ONE))
-    steps: int | None = field(
-        default=None,
-        metadata=option(
-            "Number of releases of the same record, for 1-of-n and attacks on vectors.",
-            _ONE,
-            "all updates of the run, or one",
-        ),
-    )
-    members: int | None = field(
-        default=None,
-        metadata=option(
-            "Number of members, and of non-members, to ask about.", _MODEL, "all for a frozen encoder, else 1000"
-        ),
-    )
-    references: int | None = field(
-        default=None, metadata=option("Number of reference models that the attacker trains.", _MODEL, "the attack's")
-    )
-    plain_references: bool = field(
-        default=False, metadata=option("Train reference models without the run's protection.", _MODEL)
-    )
-    references_from: list[str] | None = field(
-        default=None,
-        metadata=option(
-            "A run, or a folder of runs, to use as reference models; may be repeated.", _MODEL, "trained for the attack"
-        ),
-    )
-    view: str | None = field(
-        default=None,
-        metadata=option("For a recorded federated run, who attacks: server, wire or client-N.", _RELEASE, "server"),
-    )
-    whole_texts: bool = field(
-        default=False, metadata=option("Print full texts instead of three lines of each.", "Options")
-    )
+    whole_texts: bool = option_field(False, "Print full texts instead of three lines of each.", "Options")
 
 
 @generated()
@@ -188,9 +146,7 @@ def attack(
         _attack_recorded(run, options, seed, json)
         return
     name, split = _attack_and_split(options, run)
-    fields = [one.name for one in dataclasses.fields(attack_class(name)) if one.init]  # type: ignore[arg-type]
-    with spelled(set_by("--set", fields)):
-        chosen = attack_of(name, parse_settings(options.settings or [], "--set"))
+    chosen, fields = _chosen(name, options)
     if chosen.sees.kind == "model":
         from discreet.cli.model_attack import attack_trained_model
 
@@ -240,7 +196,7 @@ def attack(
     if own_protection:
         note_different_noise(protections[0].protect)
     requested = {one.name for one in dataclasses.fields(AttackRequest)}  # each has an option of its own
-    with suggesting_attacks(scene, name, protections), spelled(set_by("--set", set(fields) - requested)):
+    with suggesting_attacks(scene, name, protections), spelled(set_by("--set", fields - requested)):
         results = _run_attacks(request, scene, protections, json, options.whole_texts, own_steps)
     if any(not one.scored.isascii() for result in results for one in result.examples):
         note("ROUGE counts only words of the letters a-z and digits; for these texts, read LCS / longer.")
@@ -271,9 +227,7 @@ def _attack_recorded(run: Path, options: AttackOptions, seed: int, json: bool) -
     from discreet.experiment.attack.scoring import metrics_for
 
     name = options.attack or "dager"
-    fields = [one.name for one in dataclasses.fields(attack_class(name)) if one.init]  # type: ignore[arg-type]
-    with spelled(set_by("--set", fields)):
-        chosen = attack_of(name, parse_settings(options.settings or [], "--set"))
+    chosen, _ = _chosen(name, options)
     request = _request(name, chosen, options, seed)
     view = options.view or SERVER_VIEW
     note(f"The recorded messages of the run are attacked, as view {view} holds them: the output is for their owner.")
@@ -289,6 +243,13 @@ def _attack_recorded(run: Path, options: AttackOptions, seed: int, json: bool) -
         as_json(result.as_dict())
     else:
         summary(result, console())
+
+
+def _chosen(name: str, options: AttackOptions) -> tuple[Attack, set[str]]:
+    """Return an attack with its settings from the options, and the names of all its settings."""
+    fields = {one.name for one in dataclasses.fields(attack_class(name)) if one.init}  # type: ignore[arg-type]
+    with spelled(set_by("--set", fields)):
+        return attack_of(name, parse_settings(options.settings or [], "--set")), fields
 
 
 def _attack_and_split(options: AttackOptions, run: Path | None) -> tuple[str, str | None]:
@@ -381,11 +342,9 @@ def _run_attacks(
             one = dataclasses.replace(request, protect=protected.protect)
             if own_steps and scene.run is not None:
                 one = dataclasses.replace(one, updates=updates_of_run(scene.run, protected.protect))
-            if people:
-                with working(f"attacking {request.examples} texts under {protected.words}"):
-                    results.append(attack_once(one, scene))
-            elif request.attack.identifies:  # it compares candidates and recovers no text
-                with working(f"comparing candidates under {protected.words}"):
+            if people or request.attack.identifies:  # neither prints one text after another
+                what = f"attacking {request.examples} texts" if people else "comparing candidates"
+                with working(f"{what} under {protected.words}"):
                     results.append(attack_once(one, scene))
             else:
                 with reading(total, main, hidden=json, whole_texts=whole_texts) as watch:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from discreet.catalog import ATTACKS, attack_of, protection_class, settings_of_protection
 from discreet.cli.output import console as screen
-from discreet.cli.output import note, one_line, plain, spinner
+from discreet.cli.output import headed, note, one_line, plain, spinner
 from discreet.core.errors import SettingError, Spelling, UnsupportedError, invalid, spelled
 from discreet.core.guarantee import in_digits
 from discreet.releases.description import describe_knowledge, describe_release
@@ -135,15 +135,9 @@ def _counted(total: int, metric: str) -> Callable[[Example], None]:
 
 def summary(result: AttackResult, console: Console) -> None:
     """Print every metric with its interval and chance level, the release and its guarantee."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column(f"{result.attack}, n = {result.n}")
-    for name in ("mean", "95% interval", "chance"):
-        table.add_column(name, justify="right")
+    table = headed([f"{result.attack}, n = {result.n}", "mean", "95% interval", "chance"], left=1)
     for leakage in result.leakages:
-        table.add_row(_label(leakage.metric), *_cells(leakage))
+        table.add_row(_label(leakage.metric), *cells_of(leakage))
     console.print(table)
     console.print(plain(f"Release: {describe_release(result.release, protection=True)}."))
     console.print(plain(describe_knowledge(result.release)))
@@ -167,19 +161,14 @@ def describe_stopped(count: int) -> str:
 
 def sweep(results: Sequence[AttackResult], strengths: Sequence[str], name: str, console: Console) -> None:
     """Print one row for each noise strength: epsilon, success with its interval, bound and chance."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
     from discreet.report.words import at_most
 
     bounded = any(result.bound is not None for result in results)
     main = results[0].leakages[0]
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
     heads = [name, "epsilon", _label(main.metric), "95% interval"]
-    for head in heads + (["bound"] if bounded else []) + ["chance"]:
-        table.add_column(head, justify="right")
+    table = headed([*heads, *(["bound"] if bounded else []), "chance"])
     for strength, result in zip(strengths, results, strict=True):
-        value, interval, chance = _cells(result.leakages[0])
+        value, interval, chance = cells_of(result.leakages[0])
         bound = [] if not bounded else ["" if result.bound is None else at_most(result.bound, 4)]
         table.add_row(strength, epsilon_cell(result), value, interval, *bound, chance)
     console.print(table)
@@ -217,8 +206,9 @@ def describe_guarantee(result: AttackResult) -> str:
     return result.guarantee.sentence() + more
 
 
-def _cells(leakage: Leakage) -> tuple[str, str, str]:
-    chance = "" if leakage.chance is None else f"{leakage.chance:.4f}"
+def cells_of(leakage: Leakage, digits: str = ".4f") -> tuple[str, str, str]:
+    """Return a leakage, its interval and its chance level for a table; `digits` is the format of the chance level."""
+    chance = "" if leakage.chance is None else f"{leakage.chance:{digits}}"
     return f"{leakage.value:.4f}", f"[{leakage.low:.4f}, {leakage.high:.4f}]", chance
 
 
@@ -452,7 +442,7 @@ def exposure_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     from discreet.report.words import at_most
 
     bounded = any(row["bound"] is not None for row in rows)
-    table = _table(["copies", "canaries", "mean bits", "95% interval", "chance", *(["at most"] if bounded else [])])
+    table = headed(["copies", "canaries", "mean bits", "95% interval", "chance", *(["at most"] if bounded else [])])
     for row in rows:
         cells = [str(row["copies"]), str(row["canaries"]), f"{row['mean']:.2f}"]
         cells += [f"[{row['low']:.2f}, {row['high']:.2f}]", f"{row['chance']:.2f}"]
@@ -463,7 +453,7 @@ def exposure_table(rows: Sequence[Mapping[str, Any]]) -> Table:
 def share_table(details: Mapping[str, Any]) -> Table:
     """Return the share of texts whose continuation appears within n samples with probability p, by n and p."""
     training, unseen = details["training"], details["unseen"]
-    table = _table(["samples n", *(f"p={p}" for p in training), *(f"unseen {p}" for p in unseen or ())])
+    table = headed(["samples n", *(f"p={p}" for p in training), *(f"unseen {p}" for p in unseen or ())])
     for place, trials in enumerate(details["trials"]):
         shares = [row[place] for part in (training, unseen or {}) for row in part.values()]
         table.add_row(f"{trials:,}", *(f"{share:.3f}" for share in shares))
@@ -472,20 +462,9 @@ def share_table(details: Mapping[str, Any]) -> Table:
 
 def item_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """Return by category what sampled texts hold, and where else it stands."""
-    table = _table(["sampled", "different", "in training text", "there only", "elsewhere"])
-    table.columns[0].justify = "left"
+    table = headed(["sampled", "different", "in training text", "there only", "elsewhere"], left=1)
     for row in rows:
         elsewhere = row["in_unseen_text_only"] + row["in_neither"]
         counts = (row["sampled"], row["in_training_text"], row["in_training_text_only"], elsewhere)
         table.add_row(str(row["category"]), *(f"{count:,}" for count in counts))
-    return table
-
-
-def _table(heads: Sequence[str]) -> Table:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for head in heads:
-        table.add_column(head, justify="right")
     return table

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from discreet.cli.options import Json, generated, parse_settings
+from discreet.cli.options import Json, generated, of_training, parse_settings
 from discreet.cli.output import as_json, paragraph, table, working
 from discreet.core.errors import SettingError, invalid, one_of, open_probability, positive, spelled, whole
 from discreet.core.guarantee import in_digits
-from discreet.core.settings import option
+from discreet.core.settings import option_field
 
 if TYPE_CHECKING:
     from discreet.audit.aspects import Aspect, Untested
@@ -31,35 +31,30 @@ _MOST_DRAWS = 100_000_000
 class AuditOptions:
     """What is audited without a run, and how."""
 
-    mechanism: str | None = field(
-        default=None,
-        metadata=option(
-            "Audit a mechanism: gaussian, laplace, laplace-l2, vmf, privunit, randomized-response, discrete-gaussian, "
-            "discrete-laplace, word-choice or word-noise.",
-            "Without a run",
-        ),
+    mechanism: str | None = option_field(
+        None,
+        "Audit a mechanism: gaussian, laplace, laplace-l2, vmf, privunit, randomized-response, discrete-gaussian, "
+        "discrete-laplace, word-choice or word-noise.",
+        "Without a run",
     )
-    protect: str | None = field(
-        default=None,
-        metadata=option(
-            "Audit one release of a protection: dp-sgd, dir-dp-sgd, dp-ie, ldp, santext, santext+ or word-noise.",
-            "Without a run",
-        ),
+    protect: str | None = option_field(
+        None,
+        "Audit one release of a protection: dp-sgd, dir-dp-sgd, dp-ie, ldp, santext, santext+ or word-noise.",
+        "Without a run",
     )
-    epsilon: float | None = field(
-        default=None, metadata=option("Claimed epsilon of one release; determines the noise.", "Without a run", "1")
+    epsilon: float | None = option_field(
+        None, "Claimed epsilon of one release; determines the noise.", "Without a run", "1"
     )
-    delta: float = field(default=1e-5, metadata=option("Delta of the claim.", "Without a run"))
-    dimension: int = field(default=8, metadata=option("Dimension of vectors, for a mechanism.", "Without a run"))
-    draws: int = field(default=200_000, metadata=option("Releases drawn of each neighbour.", "Without a run"))
-    canaries: int = field(default=10_000, metadata=option("Canaries of the one-run audit.", "Without a run"))
-    sequential: bool = field(
-        default=False,
-        metadata=option("Draw until the claim is refuted, at most --draws times; may be stopped.", "Without a run"),
+    delta: float = option_field(1e-5, "Delta of the claim.", "Without a run")
+    dimension: int = option_field(8, "Dimension of vectors, for a mechanism.", "Without a run")
+    draws: int = option_field(200_000, "Releases drawn of each neighbour.", "Without a run")
+    canaries: int = option_field(10_000, "Canaries of the one-run audit.", "Without a run")
+    sequential: bool = option_field(
+        False, "Draw until the claim is refuted, at most --draws times; may be stopped.", "Without a run"
     )
-    confidence: float = field(default=0.95, metadata=option("Confidence of the lower bound.", "Options"))
-    seed: int = field(default=0, metadata=option("Random seed of the draws.", "Options"))
-    device: str = field(default="auto", metadata=option("auto, cpu, cuda or cuda:N; for a run.", "Options"))
+    confidence: float = option_field(0.95, "Confidence of the lower bound.", "Options")
+    seed: int = option_field(0, "Random seed of the draws.", "Options")
+    device: str = option_field("auto", "auto, cpu, cuda or cuda:N; for a run.", "Options")
 
 
 @generated()
@@ -94,7 +89,7 @@ def audit(
 def _audit_run(run: Path, options: AuditOptions, json: bool) -> bool:
     if options.epsilon is not None:
         raise invalid("epsilon", options.epsilon, "left out for a run", "The certificate of the run is audited.")
-    with working("auditing the run"), spelled(_of_training):
+    with working("auditing the run"), spelled(of_training("audit")):
         from discreet.audit.run import audit_run
         from discreet.core.device import find_device
 
@@ -104,11 +99,6 @@ def _audit_run(run: Path, options: AuditOptions, json: bool) -> bool:
     else:
         _print_run(result)
     return result.refuted
-
-
-def _of_training(name: str, value: Any) -> str | None:
-    """Spell a setting of the training run, which is an option of another command."""
-    return f"discreet train … --audit {value}" if name == "audit" else None
 
 
 def _audit_release(options: AuditOptions, settings: list[str], json: bool) -> bool:

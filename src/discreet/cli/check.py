@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from discreet.cli.options import Json
-from discreet.cli.output import as_json, console, line, plain, working
+from discreet.cli.output import as_json, console, headed, line, plain, working
 
 if TYPE_CHECKING:
     from discreet.statement.policy import Check
@@ -76,10 +76,7 @@ def _write(sarif: Path | None, junit: Path | None, outcome: list[Check], policy:
 
 
 def _show(outcome: list[Check]) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table("rule", "expected", "got", "", box=SIMPLE_HEAD, pad_edge=False)
+    table = headed(["rule", "expected", "got", ""], left=4)
     for one in outcome:
         table.add_row(*(plain(text) for text in (one.rule, one.limit, one.value, "met" if one.passed else "VIOLATED")))
     screen = console()

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from discreet.cli.options import Json, generated
 from discreet.cli.output import as_json, line, table, working
 from discreet.core.errors import invalid, non_negative, one_of, open_probability, positive, probability, whole
 from discreet.core.guarantee import Adjacency, Guarantee, in_digits
-from discreet.core.settings import option
+from discreet.core.settings import option_field
 
 if TYPE_CHECKING:
     from discreet.accounting.events import DpEvent
@@ -36,192 +36,36 @@ _MECHANISM, _USE, _BUDGET = "Mechanism", "Use", "Budget"
 class CostOptions:
     """The mechanism, its strength, how often it is used, and how its cost is accounted."""
 
-    mechanism: str = field(default="gaussian", metadata=option(f"{', '.join(MECHANISMS)}.", _MECHANISM))
-    noise_multiplier: float | None = field(
-        default=None,
-        metadata=option("gaussian: standard deviation over clip norm; laplace: scale over sensitivity.", _MECHANISM),
+    mechanism: str = option_field("gaussian", f"{', '.join(MECHANISMS)}.", _MECHANISM)
+    noise_multiplier: float | None = option_field(
+        None, "gaussian: standard deviation over clip norm; laplace: scale over sensitivity.", _MECHANISM
     )
-    kappa: float | None = field(default=None, metadata=option("vmf: concentration.", _MECHANISM))
-    dimension: int | None = field(default=None, metadata=option("vmf: dimension of the vectors.", _MECHANISM))
-    local_epsilon: float | None = field(
-        default=None, metadata=option("privunit, randomized-response: epsilon of one use.", _MECHANISM)
+    kappa: float | None = option_field(None, "vmf: concentration.", _MECHANISM)
+    dimension: int | None = option_field(None, "vmf: dimension of the vectors.", _MECHANISM)
+    local_epsilon: float | None = option_field(None, "privunit, randomized-response: epsilon of one use.", _MECHANISM)
+    bias: float | None = option_field(
+        None, "randomized-response with 2 choices: the answer is true with probability 1/2 + bias.", _MECHANISM
     )
-    bias: float | None = field(
-        default=None,
-        metadata=option(
-            "randomized-response with 2 choices: the answer is true with probability 1/2 + bias.", _MECHANISM
-        ),
+    choices: int = option_field(2, "randomized-response: number of possible answers.", _MECHANISM)
+    sampling_rate: float = option_field(1.0, "Expected share of the records in each step.", _USE)
+    steps: int = option_field(1, "Number of uses of the mechanism.", _USE)
+    delta: float = option_field(1e-5, "Delta of the guarantee; well below 1 / number of records.", _USE)
+    adjacency: str | None = option_field(
+        None,
+        "add/remove, zero-out (the number of records is public, as in train) or replace-one.",
+        _USE,
+        "add/remove for gaussian and laplace, else replace-one",
     )
-    choices: int = field(default=2, metadata=option("randomized-response: number of possible answers.", _MECHANISM))
-    sampling_rate: float = field(default=1.0, metadata=option("Expected share of the records in each step.", _USE))
-    steps: int = field(default=1, metadata=option("Number of uses of the mechanism.", _USE))
-    delta: float = field(
-        default=1e-5, metadata=option("Delta of the guarantee; well below 1 / number of records.", _USE)
+    accountant: str = option_field("pld", "pld, rdp, or gdp (an estimate under sampling).", _USE)
+    visible: str | None = option_field(
+        None, "What the receiver sees of a batch: sum or vectors.", _USE, "sum for gaussian and laplace, else vectors"
     )
-    adjacency: str | None = field(
-        default=None,
-        metadata=option(
-            "add/remove, zero-out (the number of records is public, as in train) or replace-one.",
-            _USE,
-            "add/remove for gaussian and laplace, else replace-one",
-        ),
-    )
-    accountant: str = field(default="pld", metadata=option("pld, rdp, or gdp (an estimate under sampling).", _USE))
-    visible: str | None = field(
-        default=None,
-        metadata=option(
-            "What the receiver sees of a batch: sum or vectors.", _USE, "sum for gaussian and laplace, else vectors"
-        ),
-    )
-    unit: str = field(default="record", metadata=option("Name of the privacy unit: note, author, client.", _USE))
-
-
-@dataclass(frozen=True)
-class BudgetOptions:
-    """The budget, and the setting to solve for."""
-
-    epsilon: float | None = field(
-        default=None, metadata=option("Largest epsilon; solves for the setting in --for.", _BUDGET)
-    )
-    true_positive_rate: float | None = field(
-        default=None,
-        metadata=option("Instead of epsilon: the highest true positive rate of any membership attack.", _BUDGET),
-    )
-    false_positive_rate: float = field(
-        default=_FALSE_POSITIVES,
-        metadata=option("False positive rate at which the true positive rate is limited.", _BUDGET),
-    )
-    sought: str | None = field(
-        default=None,
-        metadata=option(
-            "What to solve for: noise (the least), steps (the most) or rate (the largest sampling rate).",
-            _BUDGET,
-            "noise",
-        )
-        | {"flag": "--for"},
-    )
+    unit: str = option_field("record", "Name of the privacy unit: note, author, client.", _USE)
 
     @property
-    def given(self) -> bool:
-        """Whether a budget, or a setting to solve for, was passed."""
-        return not (self.epsilon is None and self.true_positive_rate is None and self.sought is None)
-
-
-@generated()
-def cost(options: CostOptions, budget: BudgetOptions, json: Json = False) -> None:
-    """Compute the privacy cost of a mechanism, or the noise, steps or sampling rate for a budget.
-
-    Without a budget, print epsilon at delta, the privacy unit, and whether it
-    is proven. With --epsilon or --true-positive-rate, print the least noise
-    that stays within the budget or, with --for, the most steps or the largest
-    sampling rate.
-    """
-    if budget.given:
-        _solve(options, budget, json)
-    else:
-        _spend(options, json)
-
-
-def _spend(options: CostOptions, json: bool) -> None:
-    """Print the cost of the options."""
-    use, amount = Use.of(options), amount_of(options)
-    if options.mechanism == "gaussian":
-        remedy = "Gaussian noise needs a delta above 0: its privacy loss is unbounded."
-        open_probability("delta", options.delta, remedy)
-    with working("accounting"):
-        guarantee, risk = _counted(options, use, use.event(amount))
-    _print(options, guarantee, risk, json, {})
-
-
-def _counted(options: CostOptions, use: Use, event: DpEvent) -> tuple[Guarantee, float | None]:
-    """Return the guarantee of an event, and the highest true positive rate of any attack."""
-    from discreet.accounting.interpret import guarantee as guarantee_of
-
-    guarantee = guarantee_of(event, unit=options.unit, **use.terms(options))
-    return guarantee, risk_of(event, guarantee)
-
-
-def _solve(options: CostOptions, budget: BudgetOptions, json: bool) -> None:
-    """Print the setting that stays within the budget."""
-    use, epsilon = Use.of(options), budget.epsilon
-    sought = one_of("for", budget.sought or "noise", ("noise", "steps", "rate"))
-    open_probability("delta", options.delta, "A solver needs a delta above 0.")
-    if (epsilon is None) == (budget.true_positive_rate is None):
-        remedy = "Add --epsilon 3, or --true-positive-rate 0.05."
-        raise invalid("epsilon", epsilon, "given where --true-positive-rate is not", remedy)
-    if epsilon is not None:
-        positive("epsilon", epsilon)
-    elif sought != "noise":
-        raise invalid("for", sought, "noise with --true-positive-rate", "Use --epsilon for steps and rates.")
-    if sought == "noise":
-        reject_foreign(options, allowed=False)
-    with working(f"solving for {sought}"):
-        if sought == "noise":
-            amount = _noise(use, options, budget)
-            event, answer = use.event(amount), {_STRENGTH[use.mechanism]: amount}
-            if use.mechanism == "randomized-response" and use.choices == 2:
-                answer["bias"] = math.tanh(amount / 2) / 2
-        else:
-            event, answer = _steps_or_rate(use, sought, amount_of(options), float(epsilon or 0.0), options)
-        guarantee, risk = _counted(options, use, event)
-    _print(options, guarantee, risk, json, answer)
-
-
-def _print(
-    options: CostOptions, guarantee: Guarantee, risk: float | None, json: bool, answer: Mapping[str, float]
-) -> None:
-    """Print the mechanism, its guarantee and the settings that were solved for."""
-    used = {name: getattr(options, name) for name in ("mechanism", "sampling_rate", "steps")} | dict(answer)
-    if json:
-        as_json({**guarantee.as_dict(), **used, "any_attack": any_attack(risk)})
-        return
-    values = {name: f"{value:g}" if isinstance(value, float) else value for name, value in used.items()}
-    values |= {name: shown(name, value) for name, value in answer.items()}
-    show(guarantee, {name.replace("_", " "): value for name, value in values.items()}, risk)
-
-
-@dataclass(frozen=True)
-class Use:
-    """The mechanism and its use, checked and with defaults filled in."""
-
-    mechanism: str
-    rate: float
-    steps: int
-    adjacency: Adjacency
-    visible: str
-    dimension: int | None = None
-    choices: int = 2
-
-    @classmethod
-    def of(cls, options: CostOptions) -> Use:
-        """Return checked options with their defaults filled in."""
-        mechanism = one_of("mechanism", options.mechanism, MECHANISMS)
-        remedy = "It is a probability: expected batch size / corpus size."
-        rate = probability("sampling_rate", options.sampling_rate, remedy)
-        if options.adjacency is None:
-            near = Adjacency.ADD_REMOVE if mechanism in _SUMS else Adjacency.REPLACE_ONE
-        else:
-            name = "add/remove" if options.adjacency == "add-remove" else options.adjacency
-            near = Adjacency(one_of("adjacency", name, [a.value for a in Adjacency]))
-        default = "sum" if mechanism in _SUMS else "vectors"
-        seen = one_of("visible", options.visible or default, ("sum", "vectors"))
-        if mechanism == "vmf":
-            if options.dimension is None:
-                raise invalid("dimension", None, "given for vmf", "Add --dimension.")
-            whole("dimension", options.dimension, 2)
-        return cls(
-            mechanism,
-            rate,
-            whole("steps", options.steps),
-            near,
-            seen,
-            options.dimension,
-            whole("choices", options.choices, 2),
-        )
-
-    def terms(self, options: CostOptions) -> dict[str, Any]:
-        """Return the arguments of the accountant."""
-        return {"delta": options.delta, "adjacency": self.adjacency, "accountant": options.accountant}
+    def terms(self) -> dict[str, Any]:
+        """The arguments of the accountant; the options must be checked."""
+        return {"delta": self.delta, "adjacency": Adjacency(str(self.adjacency)), "accountant": self.accountant}
 
     def step(self, amount: float, rate: float | None = None) -> DpEvent:
         """Return one step; `amount` is the noise multiplier, kappa or the epsilon of one use."""
@@ -229,7 +73,7 @@ class Use:
 
         from discreet.accounting import events
 
-        share = self.rate if rate is None else rate
+        share = self.sampling_rate if rate is None else rate
         inner = self._inner(amount)
         if self.visible == "sum":
             return inner if share == 1 else events.PoissonSampledDpEvent(share, inner)
@@ -258,6 +102,124 @@ class Use:
         return events.RandomizedResponseDpEvent(
             self.choices / (math.exp(min(amount, 700.0)) + self.choices - 1), self.choices
         )
+
+
+@dataclass(frozen=True)
+class BudgetOptions:
+    """The budget, and the setting to solve for."""
+
+    epsilon: float | None = option_field(None, "Largest epsilon; solves for the setting in --for.", _BUDGET)
+    true_positive_rate: float | None = option_field(
+        None, "Instead of epsilon: the highest true positive rate of any membership attack.", _BUDGET
+    )
+    false_positive_rate: float = option_field(
+        _FALSE_POSITIVES, "False positive rate at which the true positive rate is limited.", _BUDGET
+    )
+    sought: str | None = option_field(
+        None,
+        "What to solve for: noise (the least), steps (the most) or rate (the largest sampling rate).",
+        _BUDGET,
+        "noise",
+    )
+
+    @property
+    def given(self) -> bool:
+        """Whether a budget, or a setting to solve for, was passed."""
+        return not (self.epsilon is None and self.true_positive_rate is None and self.sought is None)
+
+
+@generated()
+def cost(options: CostOptions, budget: BudgetOptions, json: Json = False) -> None:
+    """Compute the privacy cost of a mechanism, or the noise, steps or sampling rate for a budget.
+
+    Without a budget, print epsilon at delta, the privacy unit, and whether it
+    is proven. With --epsilon or --true-positive-rate, print the least noise
+    that stays within the budget or, with --for, the most steps or the largest
+    sampling rate.
+    """
+    if budget.given:
+        _solve(options, budget, json)
+    else:
+        _spend(options, json)
+
+
+def _spend(options: CostOptions, json: bool) -> None:
+    """Print the cost of the options."""
+    options = checked(options)
+    amount = amount_of(options)
+    if options.mechanism == "gaussian":
+        remedy = "Gaussian noise needs a delta above 0: its privacy loss is unbounded."
+        open_probability("delta", options.delta, remedy)
+    with working("accounting"):
+        guarantee, risk = _counted(options, options.event(amount))
+    _print(options, guarantee, risk, json, {})
+
+
+def _counted(options: CostOptions, event: DpEvent) -> tuple[Guarantee, float | None]:
+    """Return the guarantee of an event, and the highest true positive rate of any attack."""
+    from discreet.accounting.interpret import guarantee as guarantee_of
+
+    guarantee = guarantee_of(event, unit=options.unit, **options.terms)
+    return guarantee, risk_of(event, guarantee)
+
+
+def _solve(options: CostOptions, budget: BudgetOptions, json: bool) -> None:
+    """Print the setting that stays within the budget."""
+    options, epsilon = checked(options), budget.epsilon
+    sought = one_of("for", budget.sought or "noise", ("noise", "steps", "rate"))
+    open_probability("delta", options.delta, "A solver needs a delta above 0.")
+    if (epsilon is None) == (budget.true_positive_rate is None):
+        remedy = "Add --epsilon 3, or --true-positive-rate 0.05."
+        raise invalid("epsilon", epsilon, "given where --true-positive-rate is not", remedy)
+    if epsilon is not None:
+        positive("epsilon", epsilon)
+    elif sought != "noise":
+        raise invalid("for", sought, "noise with --true-positive-rate", "Use --epsilon for steps and rates.")
+    if sought == "noise":
+        reject_foreign(options, allowed=False)
+    with working(f"solving for {sought}"):
+        if sought == "noise":
+            amount = _noise(options, budget)
+            event, answer = options.event(amount), {_STRENGTH[options.mechanism]: amount}
+            if options.mechanism == "randomized-response" and options.choices == 2:
+                answer["bias"] = math.tanh(amount / 2) / 2
+        else:
+            event, answer = _steps_or_rate(options, sought, amount_of(options), float(epsilon or 0.0))
+        guarantee, risk = _counted(options, event)
+    _print(options, guarantee, risk, json, answer)
+
+
+def _print(
+    options: CostOptions, guarantee: Guarantee, risk: float | None, json: bool, answer: Mapping[str, float]
+) -> None:
+    """Print the mechanism, its guarantee and the settings that were solved for."""
+    used = {name: getattr(options, name) for name in ("mechanism", "sampling_rate", "steps")} | dict(answer)
+    if json:
+        as_json({**guarantee.as_dict(), **used, "any_attack": any_attack(risk)})
+        return
+    values = {name: f"{value:g}" if isinstance(value, float) else value for name, value in used.items()}
+    values |= {name: shown(name, value) for name, value in answer.items()}
+    show(guarantee, {name.replace("_", " "): value for name, value in values.items()}, risk)
+
+
+def checked(options: CostOptions) -> CostOptions:
+    """Return checked options with their defaults filled in."""
+    sums = one_of("mechanism", options.mechanism, MECHANISMS) in _SUMS
+    remedy = "It is a probability: expected batch size / corpus size."
+    probability("sampling_rate", options.sampling_rate, remedy)
+    if options.adjacency is None:
+        near = Adjacency.ADD_REMOVE if sums else Adjacency.REPLACE_ONE
+    else:
+        name = "add/remove" if options.adjacency == "add-remove" else options.adjacency
+        near = Adjacency(one_of("adjacency", name, [a.value for a in Adjacency]))
+    visible = one_of("visible", options.visible or ("sum" if sums else "vectors"), ("sum", "vectors"))
+    if options.mechanism == "vmf":
+        if options.dimension is None:
+            raise invalid("dimension", None, "given for vmf", "Add --dimension.")
+        whole("dimension", options.dimension, 2)
+    whole("steps", options.steps)
+    whole("choices", options.choices, 2)
+    return replace(options, adjacency=near.value, visible=visible)
 
 
 def amount_of(options: CostOptions) -> float:
@@ -347,38 +309,35 @@ def shown(name: str, value: float) -> str:
     return f"{float(text) - 10.0 ** (math.floor(math.log10(value)) - _DIGITS + 1):.{_DIGITS}g}"
 
 
-def _noise(use: Use, options: CostOptions, budget: BudgetOptions) -> float:
+def _noise(options: CostOptions, budget: BudgetOptions) -> float:
     from discreet.accounting.calibrate import largest_rate, least_noise
 
-    stronger, epsilon = use.mechanism in _SUMS, budget.epsilon
+    stronger, epsilon = options.mechanism in _SUMS, budget.epsilon
     if epsilon is None:
         from discreet.accounting.risk import least_noise_for_risk
 
         weakest = least_noise_for_risk(
-            use.event if stronger else lambda weakness: use.event(1 / weakness),
+            options.event if stronger else lambda weakness: options.event(1 / weakness),
             true_positive_rate=float(budget.true_positive_rate or 0.0),
             false_positive_rate=budget.false_positive_rate,
-            adjacency=use.adjacency,
+            adjacency=options.terms["adjacency"],
             low=1e-3 if stronger else 1e-5,
         )
         return weakest if stronger else 1 / weakest
     if stronger:
-        return least_noise(use.event, epsilon=epsilon, **use.terms(options))
+        return least_noise(options.event, epsilon=epsilon, **options.terms)
     # the cost increases with kappa and with the epsilon of one use; in d dimensions it scales as 2 kappa / sqrt(d)
-    guess = max(epsilon, 0.1) * math.sqrt(use.dimension or 4) / 8
-    high = 1e7 if use.mechanism == "vmf" else 500.0
-    return largest_rate(use.event, epsilon=epsilon, low=1e-6, high=high, guess=guess, **use.terms(options))
+    guess = max(epsilon, 0.1) * math.sqrt(options.dimension or 4) / 8
+    high = 1e7 if options.mechanism == "vmf" else 500.0
+    return largest_rate(options.event, epsilon=epsilon, low=1e-6, high=high, guess=guess, **options.terms)
 
 
-def _steps_or_rate(
-    use: Use, sought: str, amount: float, epsilon: float, options: CostOptions
-) -> tuple[DpEvent, dict[str, Any]]:
+def _steps_or_rate(options: CostOptions, sought: str, amount: float, epsilon: float) -> tuple[DpEvent, dict[str, Any]]:
     from discreet.accounting.calibrate import largest_rate, most_steps
     from discreet.accounting.events import SelfComposedDpEvent
 
-    terms = use.terms(options)
     if sought == "steps":
-        count = most_steps(use.step(amount), epsilon=epsilon, **terms)
-        return SelfComposedDpEvent(use.step(amount), count), {"steps": count}
-    rate = largest_rate(lambda share: use.event(amount, share), epsilon=epsilon, **terms)
-    return use.event(amount, rate), {"sampling_rate": rate}
+        count = most_steps(options.step(amount), epsilon=epsilon, **options.terms)
+        return SelfComposedDpEvent(options.step(amount), count), {"steps": count}
+    rate = largest_rate(lambda share: options.event(amount, share), epsilon=epsilon, **options.terms)
+    return options.event(amount, rate), {"sampling_rate": rate}

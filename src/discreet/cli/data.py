@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from discreet.cli.options import Data, Json, Seed, SourceOptions, generated
-from discreet.cli.output import as_json, console, one_line, paragraph, working
+from discreet.cli.output import as_json, console, headed, one_line, paragraph, working
 from discreet.core.errors import DataError, one_of
 
 if TYPE_CHECKING:
@@ -140,8 +140,6 @@ def _example(corpus: Corpus, row: int) -> dict[str, Any]:
 
 
 def _print(corpus: Corpus, facts: dict[str, Any]) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
     from rich.text import Text as Words
 
     screen = console()
@@ -158,11 +156,7 @@ def _print(corpus: Corpus, facts: dict[str, Any]) -> None:
     if facts["scores"]:
         scores = facts["scores"]
         screen.print(Words(f"scores: {scores['lowest']:g} to {scores['highest']:g}, mean {scores['mean']:g}"))
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("split")
-    table.add_column("rows", justify="right")
-    if corpus.units is not None:
-        table.add_column("units", justify="right")
+    table = headed(["split", "rows", *([] if corpus.units is None else ["units"])], left=1)
     names = list(corpus.label_names[:_SHOWN_CLASSES])
     across = len(names) <= 4 and sum(len(name) + 3 for name in names) <= 50
     for name in names if across else ():

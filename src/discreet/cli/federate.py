@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,23 +10,11 @@ import typer
 
 from discreet.catalog import AGGREGATIONS
 from discreet.cli.options import CommonOptions, Json, SourceOptions, generated, parse_settings
-from discreet.cli.output import (
-    as_json,
-    console,
-    line,
-    note,
-    paragraph,
-    print_classes,
-    print_quality,
-    stop_on_interrupt,
-    table,
-    training_bar,
-    working,
-)
-from discreet.cli.train import finite, protection_of
+from discreet.cli.output import console, line, note, paragraph, stop_on_interrupt, training_bar, working
+from discreet.cli.train import print_utility, protection_of, show_result
 from discreet.core.errors import invalid, setting
 from discreet.core.guarantee import in_digits
-from discreet.core.settings import option
+from discreet.core.settings import option_field
 from discreet.core.task import Task
 from discreet.models.settings import ModelSettings, TrainSettings
 
@@ -42,53 +30,37 @@ _SHORT = (
     "record", "tls", "resume", "unit", "text", "label", "encoder", "train", "epochs", "json",
 )  # fmt: skip
 
+# Settings of a federation that are options by the same name.
+_SAME = ("exchange", "concentration", "seed", "noise_seed", "wait_seconds", "record", "download")
+
 
 @dataclass(frozen=True)
 class FederateChoices(CommonOptions):
     """Options of a federated run besides those of the data, the model, the training loop and the protection."""
 
-    clients: int | None = field(default=None, metadata=option("Number of clients.", _FEDERATION, "4"))
-    partition: str | None = field(
-        default=None,
-        metadata=option(
-            "How rows are divided: equal, dirichlet (by class), unit (a unit is at one client) or files.",
-            _FEDERATION,
-            "equal; unit if units are named",
-        ),
+    clients: int | None = option_field(None, "Number of clients.", _FEDERATION, "4")
+    partition: str | None = option_field(
+        None,
+        "How rows are divided: equal, dirichlet (by class), unit (a unit is at one client) or files.",
+        _FEDERATION,
+        "equal; unit if units are named",
     )
-    concentration: float = field(default=0.5, metadata=option("dirichlet: small is uneven.", _FEDERATION))
-    file: list[str] | None = field(
-        default=None, metadata=option("The data of one client; repeat it for each client.", _FEDERATION)
+    concentration: float = option_field(0.5, "dirichlet: small is uneven.", _FEDERATION)
+    file: list[str] | None = option_field(None, "The data of one client; repeat it for each client.", _FEDERATION)
+    exchange: str = option_field("gradients", "What clients send: gradients or weights (FedAvg).", _FEDERATION)
+    local_steps: int | None = option_field(
+        None, "Steps of a client in a round, with weights.", _FEDERATION, "10; 1 for gradients"
     )
-    exchange: str = field(
-        default="gradients", metadata=option("What clients send: gradients or weights (FedAvg).", _FEDERATION)
+    aggregation: str = option_field("mean", f"{', '.join(AGGREGATIONS)}.", _FEDERATION)
+    aggregation_settings: list[str] | None = option_field(
+        None, "A setting of the aggregation, NAME=VALUE.", _FEDERATION
     )
-    local_steps: int | None = field(
-        default=None, metadata=option("Steps of a client in a round, with weights.", _FEDERATION, "10; 1 for gradients")
-    )
-    aggregation: str = field(default="mean", metadata=option(f"{', '.join(AGGREGATIONS)}.", _FEDERATION))
-    aggregation_settings: list[str] | None = field(
-        default=None,
-        metadata=option("A setting of the aggregation, NAME=VALUE.", _FEDERATION) | {"flag": "--aggregation-set"},
-    )
-    in_process: bool = field(
-        default=False, metadata=option("Run server and clients in this process, for tests.", _FEDERATION)
-    )
-    tls: bool = field(
-        default=False, metadata=option("Encrypt connections and accept only registered clients.", _FEDERATION)
-    )
-    record: bool = field(
-        default=False, metadata=option("Record all messages, so that attacks can be run on them.", _FEDERATION)
-    )
-    wait_seconds: float = field(
-        default=30.0, metadata=option("Seconds that a round waits for clients after half answered.", _FEDERATION)
-    )
-    protect: str | None = field(
-        default=None, metadata=option("dp-sgd, dir-dp-sgd or texthide.", "Privacy", "no protection")
-    )
-    epsilon: float | None = field(
-        default=None, metadata=option("Privacy budget of one unit of a client for the whole run.", "Privacy")
-    )
+    in_process: bool = option_field(False, "Run server and clients in this process, for tests.", _FEDERATION)
+    tls: bool = option_field(False, "Encrypt connections and accept only registered clients.", _FEDERATION)
+    record: bool = option_field(False, "Record all messages, so that attacks can be run on them.", _FEDERATION)
+    wait_seconds: float = option_field(30.0, "Seconds that a round waits for clients after half answered.", _FEDERATION)
+    protect: str | None = option_field(None, "dp-sgd, dir-dp-sgd or texthide.", "Privacy", "no protection")
+    epsilon: float | None = option_field(None, "Privacy budget of one unit of a client for the whole run.", "Privacy")
 
 
 @generated(short=_SHORT)
@@ -147,13 +119,8 @@ def federate(
             should_stop=lambda: bool(stopping),
         )
         result = run_federation(settings, out, run_options)
-    if not result["finished"]:
-        note("Stopped after the last saved round. Run the same command with --resume to resume.")
-        raise typer.Exit(130)
-    if json:
-        as_json(finite(result))
-    else:
-        _print(result, settings, out)
+    stopped = "Stopped after the last saved round. Run the same command with --resume to resume."
+    show_result(result, stopped, lambda: _print(result, settings, out), json)
 
 
 def settings_for(
@@ -215,18 +182,12 @@ def settings_for(
         clients=clients,
         protect=protect,
         aggregation=aggregation_from_table(table_),
-        exchange=options.exchange,
         local_steps=options.local_steps or (1 if options.exchange == GRADIENTS else 10),
         partition=partition,
-        concentration=options.concentration,
         files=files,
-        seed=options.seed,
-        noise_seed=options.noise_seed,
         task=task,
         label_names=tuple(names or ()) if task.has_classes else (),
-        wait_seconds=options.wait_seconds,
-        record=options.record,
-        download=options.download,
+        **{name: getattr(options, name) for name in _SAME},
     )
 
 
@@ -274,15 +235,7 @@ def _print(result: dict[str, Any], settings: Federation, out: Path) -> None:
     from discreet.federated.client import ERRORS
     from discreet.federated.run import private_folder
 
-    if result["utility"]:
-        table(result["utility"], title=f"Utility on the {result['evaluated_on']} split")
-        if result["quality"] is not None:
-            print_quality(result["quality"])
-            print_classes(result.get("utility_by_class", []))
-    else:
-        line("Utility: not measured, because no rows were held out.")
-    if result.get("utility_averaged"):
-        table(result["utility_averaged"], title="Utility averaged over the pool of masks")
+    print_utility(result)
     _print_clients(result["clients"], noisy=settings.aggregation.is_noisy)
     if result["guarantee"] is None:
         line("Privacy: no guarantee for units; what clients sent was not protected.")

@@ -7,7 +7,7 @@ import functools
 import gc
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -61,28 +61,13 @@ def _root(
     pass
 
 
-app.command("data")(data)
-app.command("train", cls=TrainCommand)(train)
-app.command("tune")(tune)
-app.command("federate", cls=TrainCommand)(federate)
-app.command("calibrate")(calibrate)
-app.command("report")(report)
-app.command("evaluate")(evaluate)
-app.command("predict")(predict)
-app.command("generate")(generate)
-app.command("export")(export)
-app.command("attack")(attack)
-app.command("audit")(audit)
-app.command("explore")(explore)
-app.command("sanitize")(sanitize)
-app.command("serve")(serve)
-app.command("query")(query)
-app.command("statement")(statement)
-app.command("check")(check)
-app.command("cost")(cost)
-app.command("ledger")(ledger)
-app.command("cache")(cache)
-app.command("models")(models)
+# In the order of the help.
+_COMMANDS: tuple[Callable[..., None], ...] = (
+    data, train, tune, federate, calibrate, report, evaluate, predict, generate, export, attack, audit, explore,
+    sanitize, serve, query, statement, check, cost, ledger, cache, models,
+)  # fmt: skip
+for _one in _COMMANDS:
+    app.command(_one.__name__, cls=TrainCommand if _one in (train, federate) else None)(_one)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

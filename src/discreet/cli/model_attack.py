@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from discreet.cli.attack_table import describe_guarantee, print_details, set_by
-from discreet.cli.output import as_json, console, note, plain, stderr, working
+from discreet.cli.attack_table import cells_of, describe_guarantee, print_details, set_by
+from discreet.cli.options import of_training
+from discreet.cli.output import as_json, console, headed, note, plain, stages, working
 from discreet.core.errors import UnsupportedError, invalid, spelled
 from discreet.metrics.table import METRICS, short_label_of
 from discreet.releases.description import describe_knowledge, describe_release
@@ -21,29 +21,9 @@ if TYPE_CHECKING:
     from discreet.cli.attack import AttackOptions
     from discreet.experiment import AttackResult
 
-# Options of other attacks: the model was trained under its own protection, on its own text.
-_NOT_FOR_MODELS = (
-    "data",
-    "examples",
-    "batch_size",
-    "seconds",
-    "max_words",
-    "first_words",
-    "split",
-    "public",
-    "metric",
-    "protect",
-    "noise_multiplier",
-    "kappa",
-    "epsilon",
-    "delta",
-    "clip_norm",
-    "protect_settings",
-    "noise_seed",
-    "candidates",
-    "steps",
-)
-_SECONDS_BETWEEN_LINES = 10
+# Options of an attack on a trained model. Every other one without a default is rejected, because the model was trained
+# under its own protection, on its own text.
+_FOR_MODELS = ("attack", "settings", "members", "references", "references_from", "view")
 
 
 def attack_trained_model(
@@ -64,12 +44,12 @@ def attack_trained_model(
         raise UnsupportedError(
             f"Expected RUN, the folder of a trained model, for {name}, got none. Train one with `discreet train`."
         )
-    for option in _NOT_FOR_MODELS:
-        value = getattr(options, option)
-        if value is not None:
+    for option in dataclasses.fields(options):
+        value = getattr(options, option.name)
+        if option.default is None and value is not None and option.name not in _FOR_MODELS:
             shown = ",".join(value) if isinstance(value, list) else value
             remedy = "The model was trained on the run's own text, under its own protection."
-            raise invalid(option, shown, f"left out for {name}, which attacks the trained model", remedy)
+            raise invalid(option.name, shown, f"left out for {name}, which attacks the trained model", remedy)
     runs: tuple[Path, ...] = ()
     if options.references_from:
         from discreet.experiment.attack.given_references import runs_in
@@ -89,7 +69,7 @@ def attack_trained_model(
     loading = time.monotonic() - start
     note("The result tells what was in the training data: it is for the owner of the run, not for release.")
     own = {one.name for one in dataclasses.fields(chosen)}  # type: ignore[arg-type]
-    with spelled(set_by("--set", own)), spelled(_of_training), stages() as progress:
+    with spelled(set_by("--set", own)), spelled(of_training("canaries")), stages() as progress:
         result = attack_once(request, scene, progress=progress)
     for warning in result.details.get("warnings", ()):
         note(warning)
@@ -99,62 +79,18 @@ def attack_trained_model(
     show(result, loading)
 
 
-def _of_training(name: str, value: Any) -> str | None:
-    """Spell a setting of the training run, which is an option of another command."""
-    return f"discreet train … --canaries {value}" if name == "canaries" else None
-
-
-@contextmanager
-def stages() -> Iterator[Callable[[str, int, int], None]]:
-    """Show on stderr the stage and how much of it is done; without a terminal, print a line every ten seconds."""
-    screen = stderr()
-    if not screen.is_terminal:
-        yield _lines()
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = TextColumn("{task.description}"), BarColumn(bar_width=None), MofNCompleteColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=screen, transient=True) as bar:
-        task = bar.add_task("starting", total=None)
-
-        def update(stage: str, done: int, total: int) -> None:
-            bar.update(task, description=stage, completed=done, total=total)
-
-        yield update
-
-
-def _lines(clock: Callable[[], float] = time.monotonic) -> Callable[[str, int, int], None]:
-    last = clock()
-
-    def update(stage: str, done: int, total: int) -> None:
-        nonlocal last
-        if clock() - last >= _SECONDS_BETWEEN_LINES:
-            last = clock()
-            note(f"{stage}: {done:,}/{total:,}")
-
-    return update
-
-
 def show(result: AttackResult, loading: float) -> None:
     """Print the metrics with interval, chance and bound, what the attacker has, the guarantee, and the verdict."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
     screen = console()
     screen.print()
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column(f"{result.attack}, n = {result.n}")
-    for name in ("value", "95% interval", "chance", *(["at most"] if result.bounds else [])):
-        table.add_column(name, justify="right")
+    heads = [f"{result.attack}, n = {result.n}", "value", "95% interval", "chance"]
+    table = headed([*heads, *(["at most"] if result.bounds else [])], left=1)
     for leakage in result.leakages:
         if leakage.metric not in METRICS:
             continue  # the exposure by number of copies, which has a table of its own
         bound = result.bounds.get(leakage.metric)
-        cells = [f"{leakage.value:.4f}", f"[{leakage.low:.4f}, {leakage.high:.4f}]"]
-        cells.append("" if leakage.chance is None else f"{leakage.chance:.4g}")
-        if result.bounds:
-            cells.append("" if bound is None else at_most(bound, 4))
-        table.add_row(short_label_of(leakage.metric), *cells)
+        cells = ["" if bound is None else at_most(bound, 4)] if result.bounds else []
+        table.add_row(short_label_of(leakage.metric), *cells_of(leakage, ".4g"), *cells)
     screen.print(table)
     print_details(result.details, screen)
     for text in paragraphs(result):

@@ -1,9 +1,10 @@
 """Command options: generated from dataclass fields, and a few that several commands share.
 
-A field whose metadata has `help` (`discreet.core.settings.option`) becomes an option with the field's name, type and
-default, listed under the field's `panel`. A command parameter is either the dataclass itself, with all defaults filled
-in, or `Annotated[dict[str, Any], KIND]`: a dict of only the options the user passed, so that the library can choose the
-rest. A mapping after KIND selects the fields of the command and may describe defaults that differ from the field's.
+A field whose metadata has `help` (`discreet.core.settings.option_field`) becomes an option with the field's name, type
+and default, listed under the field's `panel`. A command parameter is either the dataclass itself, with all defaults
+filled in, or `Annotated[dict[str, Any], KIND]`: a dict of only the options the user passed, so that the library can
+choose the rest. A mapping after KIND selects the fields of the command and may describe defaults that differ from the
+field's.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ import inspect
 import os
 import typing
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from discreet.catalog import CORPORA
-from discreet.core.errors import SettingError, invalid, one_of, positive, whole
-from discreet.core.settings import option
+from discreet.core.errors import SettingError, Spelling, invalid, one_of, positive, whole
+from discreet.core.settings import option_field
 from discreet.core.task import Task
 from discreet.models.settings import RANK
 
@@ -32,7 +33,16 @@ if TYPE_CHECKING:
     from discreet.data.sources import TextSource
 
 # Options that are not named after their fields.
-_FLAGS = {"encoder": "--model", "rewrite_queries": "--rewrite-queries/--keep-queries"}
+_FLAGS = {
+    "aggregation_settings": "--aggregation-set",
+    "encoder": "--model",
+    "kind": "--format",
+    "protect_settings": "--protect-set",
+    "rewrite_queries": "--rewrite-queries/--keep-queries",
+    "settings": "--set",
+    "sought": "--for",
+    "try_": "--try",
+}
 _PAIR = "Column with the second text of a pair."
 SEPARATOR = "Column separator of CSV and TSV files. Default: a comma for CSV, a tab for TSV."
 QUOTING = (
@@ -69,44 +79,37 @@ RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a fini
 class SourceOptions:
     """Columns and file format of DATA, and how much of it is used."""
 
-    text: str = field(default="text", metadata=option("Column with the text.", "Data"))
-    text_pair: str | None = field(default=None, metadata=option(_PAIR, "Data"))
-    label: str = field(default="label", metadata=option("Column with the class or the score.", "Data"))
-    unit: str | None = field(
-        default=None,
-        metadata=option("Column with the privacy unit, such as patient or author.", "Data", "each row"),
+    text: str = option_field("text", "Column with the text.", "Data")
+    text_pair: str | None = option_field(None, _PAIR, "Data")
+    label: str = option_field("label", "Column with the class or the score.", "Data")
+    unit: str | None = option_field(
+        None, "Column with the privacy unit, such as patient or author.", "Data", "each row"
     )
-    separator: str | None = field(default=None, metadata=option(SEPARATOR, "Data"))
-    quoting: str | None = field(default=None, metadata=option(QUOTING, "Data"))
-    rows: int | None = field(
-        default=None, metadata=option("Keep exactly this many training rows, or generate this many notes.", "Data")
-    )
-    share: float | None = field(default=None, metadata=option("Keep about this share of the training units.", "Data"))
+    separator: str | None = option_field(None, SEPARATOR, "Data")
+    quoting: str | None = option_field(None, QUOTING, "Data")
+    rows: int | None = option_field(None, "Keep exactly this many training rows, or generate this many notes.", "Data")
+    share: float | None = option_field(None, "Keep about this share of the training units.", "Data")
 
 
 @dataclass(frozen=True)
 class CommonOptions:
     """Options that `train`, `tune` and `federate` share."""
 
-    delta: str = field(default="auto", metadata=option("auto is 0.1 / number of units, at most 1e-5.", "Privacy"))
-    noise_seed: int | None = field(
-        default=None,
-        metadata=option("Fixed seed of the noise, for experiments; epsilon is then an estimate.", "Privacy", "secret"),
+    delta: str = option_field("auto", "auto is 0.1 / number of units, at most 1e-5.", "Privacy")
+    noise_seed: int | None = option_field(
+        None, "Fixed seed of the noise, for experiments; epsilon is then an estimate.", "Privacy", "secret"
     )
-    rank: int | None = field(
-        default=None, metadata=option("Rank of the adapters, with --train lora.", "Model", str(RANK))
+    rank: int | None = option_field(None, "Rank of the adapters, with --train lora.", "Model", str(RANK))
+    download: bool = option_field(False, "Allow downloading the encoder from the hub.", "Model")
+    task: str | None = option_field(
+        None, "classification, regression or lm (a language model).", "Data", "inferred from the labels"
     )
-    download: bool = field(default=False, metadata=option("Allow downloading the encoder from the hub.", "Model"))
-    task: str | None = field(
-        default=None,
-        metadata=option("classification, regression or lm (a language model).", "Data", "inferred from the labels"),
+    classes: str | None = option_field(None, "Class names, as A,B,C.", "Data", "those in the data")
+    validation: str | None = option_field(
+        None, "File with validation rows, or the share of units to hold out.", "Data", "0.1"
     )
-    classes: str | None = field(default=None, metadata=option("Class names, as A,B,C.", "Data", "those in the data"))
-    validation: str | None = field(
-        default=None, metadata=option("File with validation rows, or the share of units to hold out.", "Data", "0.1")
-    )
-    resume: bool = field(default=False, metadata=option("Resume an interrupted run.", "Options"))
-    seed: int = field(default=0, metadata=option("Random seed of everything except the private noise.", "Options"))
+    resume: bool = option_field(False, "Resume an interrupted run.", "Options")
+    seed: int = option_field(0, "Random seed of everything except the private noise.", "Options")
 
     def source(self, data: str, columns: SourceOptions, max_per_unit: int | None = None) -> TextSource:
         """Return where the text comes from."""
@@ -139,22 +142,18 @@ _MOST_ROWS = 100_000_000
 class LocalOptions(CommonOptions):
     """Options that `train` and `tune` share, because they train on one machine and count in one ledger."""
 
-    max_per_unit: int | None = field(
-        default=None,
-        metadata=option(
-            "Use at most this many rows of each unit, chosen at random; set it without looking at the data.",
-            "Privacy",
-            "all rows",
-        ),
+    max_per_unit: int | None = option_field(
+        None,
+        "Use at most this many rows of each unit, chosen at random; set it without looking at the data.",
+        "Privacy",
+        "all rows",
     )
-    ledger: Path | None = field(
-        default=None, metadata=option("Ledger shared by several training runs.", "Privacy", "one per set of units")
+    ledger: Path | None = option_field(
+        None, "Ledger shared by several training runs.", "Privacy", "one per set of units"
     )
-    budget: float | None = field(
-        default=None, metadata=option("Largest total epsilon of a unit over all its training runs.", "Privacy")
-    )
-    checkpoint_seconds: float = field(default=30.0, metadata=option("Seconds between checkpoints.", "Training"))
-    device: str = field(default="auto", metadata=option("auto, cpu, cuda or cuda:N.", "Options"))
+    budget: float | None = option_field(None, "Largest total epsilon of a unit over all its training runs.", "Privacy")
+    checkpoint_seconds: float = option_field(30.0, "Seconds between checkpoints.", "Training")
+    device: str = option_field("auto", "auto, cpu, cuda or cuda:N.", "Options")
 
     def check(self, rows: int | None) -> None:
         """Reject numbers outside their range; `rows` is how many rows are read at most."""
@@ -189,13 +188,11 @@ def classes_of(text: str | None) -> tuple[str, ...] | None:
 class RunColumns:
     """Columns and format of a file that a finished run reads."""
 
-    text: str | None = field(default=None, metadata=option("Column with the text.", "Options", "the run's own"))
-    text_pair: str | None = field(default=None, metadata=option(_PAIR, "Options", "the run's own"))
-    label: str | None = field(
-        default=None, metadata=option("Column with the class or the score.", "Options", "the run's own")
-    )
-    separator: str | None = field(default=None, metadata=option(SEPARATOR, "Options"))
-    quoting: str | None = field(default=None, metadata=option(QUOTING, "Options"))
+    text: str | None = option_field(None, "Column with the text.", "Options", "the run's own")
+    text_pair: str | None = option_field(None, _PAIR, "Options", "the run's own")
+    label: str | None = option_field(None, "Column with the class or the score.", "Options", "the run's own")
+    separator: str | None = option_field(None, SEPARATOR, "Options")
+    quoting: str | None = option_field(None, QUOTING, "Options")
 
 
 def generated(short: Collection[str] | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -266,7 +263,7 @@ def option_of(
     default_text: str | None = None,
 ) -> inspect.Parameter:
     """Return the option for a field; a `partial` one is None if not passed. `default_text` describes the default."""
-    name = one.metadata.get("flag") or _FLAGS.get(one.name)
+    name = _FLAGS.get(one.name)
     if name is None and hint is bool and one.default is False:
         name = "--" + one.name.replace("_", "-")  # False is the default, so there is no --no- form
     default_text = default_text or one.metadata.get("default")
@@ -329,6 +326,11 @@ def parse_settings(pairs: Sequence[str], option: str) -> dict[str, Any]:
         except tomllib.TOMLDecodeError:
             settings[name.strip().replace("-", "_")] = value
     return settings
+
+
+def of_training(option: str) -> Spelling:
+    """Return a function that spells a setting of the training run, which is an option of another command."""
+    return lambda name, value: f"discreet train … --{option} {value}" if name == option else None
 
 
 Threads = Annotated[int, typer.Option(help="Number of CPU threads; 1 is usually fastest.")]

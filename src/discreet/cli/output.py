@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from discreet.core.errors import Message, Spelling
@@ -25,6 +26,7 @@ from discreet.core.guarantee import in_digits
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderResult
     from rich.progress import Progress
+    from rich.table import Table
     from rich.text import Text
 
     from discreet.training.steps import Report
@@ -204,6 +206,17 @@ def print_classes(classes: Sequence[Mapping[str, Any]]) -> None:
         table({f"{one['class']} ({one['rows']:,} rows)": one["value"] for one in classes}, title="Recall by class")
 
 
+def headed(heads: Sequence[str], left: int = 0) -> Table:
+    """Return a table with a line below its heads; the first `left` columns are aligned left, the others right."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    made = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for place, head in enumerate(heads):
+        made.add_column(head, justify="left" if place < left else "right")
+    return made
+
+
 def plain(text: str) -> Text:
     """Return console text that keeps its line breaks and is never parsed as markup."""
     from rich.text import Text
@@ -324,27 +337,46 @@ def spinner(console: Console) -> Progress:
 
 
 @contextmanager
-def training_bar() -> Iterator[Callable[[Report], None]]:
-    """Show the progress of a training run on stderr."""
+def bar(description: str, *facts: str) -> Iterator[Callable[..., None] | None]:
+    """Show a bar on stderr, with further columns of facts, and yield what updates it; None without a terminal."""
     console = stderr()
     if not console.is_terminal:
-        yield lines()
+        yield None
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    with Progress(
-        TextColumn("{task.fields[stage]}"),
-        BarColumn(bar_width=None),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[facts]}"),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-    ) as bar:
-        task = bar.add_task("", total=None, facts="", stage="training")
+    columns = TextColumn("{task.description}"), BarColumn(bar_width=None), MofNCompleteColumn()
+    more = (*(TextColumn(f"{{task.fields[{name}]}}") for name in facts), TimeRemainingColumn())
+    with Progress(*columns, *more, console=console, transient=True) as shown:
+        empty: dict[str, Any] = dict.fromkeys(facts, "")
+        yield partial(shown.update, shown.add_task(description, total=None, **empty))
+
+
+@contextmanager
+def training_bar() -> Iterator[Callable[[Report], None]]:
+    """Show the progress of a training run on stderr."""
+    with bar("training", "facts") as update:
 
         def show(report: Report) -> None:
-            bar.update(task, total=report.steps, completed=report.step, facts=facts(report), stage=report.stage)
+            if update is not None:
+                update(total=report.steps, completed=report.step, facts=facts(report), description=report.stage)
+
+        yield lines() if update is None else show
+
+
+@contextmanager
+def stages() -> Iterator[Callable[[str, int, int], None]]:
+    """Show on stderr the stage and how much of it is done; without a terminal, print a line every ten seconds."""
+    with bar("starting") as update:
+        last = time.monotonic()
+
+        def show(stage: str, done: int, total: int) -> None:
+            nonlocal last
+            if update is not None:
+                update(description=stage, completed=done, total=total)
+            elif time.monotonic() - last >= _SECONDS_BETWEEN_LINES:
+                last = time.monotonic()
+                note(f"{stage}: {done:,}/{total:,}")
 
         yield show
 

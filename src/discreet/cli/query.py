@@ -12,7 +12,7 @@ import typer
 
 from discreet.cli.options import Json, TextPair
 from discreet.cli.output import as_json, line, note
-from discreet.core.errors import BudgetError, DataError, OutputError
+from discreet.core.errors import BudgetError, DataError, OutputError, invalid, positive, setting, whole
 from discreet.core.guarantee import in_digits, words_for_size
 
 if TYPE_CHECKING:
@@ -66,7 +66,6 @@ def query(
     """
     import numpy as np
 
-    from discreet.core.errors import invalid, positive, setting, whole
     from discreet.local.client import UserSide
     from discreet.local.remote import RemoteServer
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +15,7 @@ from discreet.cli.options import QUOTING, SEPARATOR, Json, Threads, generated, u
 from discreet.cli.output import as_json, line, note, printable, stderr
 from discreet.core.errors import OutputError, SettingError, invalid, one_of, open_probability, positive
 from discreet.core.guarantee import in_digits, words_for_size
-from discreet.core.settings import option
+from discreet.core.settings import option_field
 
 if TYPE_CHECKING:
     from discreet.core.randomness import Rng
@@ -30,54 +30,35 @@ _WORDS, _PRIVACY, _FILE = "Words", "Privacy", "File"
 class SanitizeOptions:
     """How words are replaced, the privacy unit, and the file format."""
 
-    mechanism: str = field(default="santext", metadata=option("santext, santext+ or noise.", _WORDS))
-    text: list[str] | None = field(default=None, metadata=option("Column to rewrite; may be repeated.", _FILE, "text"))
-    model: str = field(
-        default="minilm",
-        metadata=option("Encoder with the vocabulary: minilm, or the folder of a BERT-like encoder.", _WORDS),
+    mechanism: str = option_field("santext", "santext, santext+ or noise.", _WORDS)
+    text: list[str] | None = option_field(None, "Column to rewrite; may be repeated.", _FILE, "text")
+    model: str = option_field(
+        "minilm", "Encoder with the vocabulary: minilm, or the folder of a BERT-like encoder.", _WORDS
     )
-    sensitive: Path | None = field(
-        default=None, metadata=option("santext+: file of sensitive words, one per line.", _WORDS)
+    sensitive: Path | None = option_field(None, "santext+: file of sensitive words, one per line.", _WORDS)
+    public: Path | None = option_field(
+        None, "santext+: file of public texts, one per line; words rare in it are sensitive.", _WORDS
     )
-    public: Path | None = field(
-        default=None,
-        metadata=option("santext+: file of public texts, one per line; words rare in it are sensitive.", _WORDS),
+    share: float = option_field(0.9, "santext+ with --public: share of the vocabulary that counts as rare.", _WORDS)
+    sample_others: float = option_field(0.2, "santext+: probability that any other word is replaced too.", _WORDS)
+    keep_marks: bool = option_field(False, "Keep punctuation (. , ; : ! ?) unchanged.", _WORDS)
+    unknown: str = option_field(
+        "pieces", "Words outside the vocabulary: pieces (replace their word pieces) or refuse (raise an error).", _WORDS
     )
-    share: float = field(
-        default=0.9, metadata=option("santext+ with --public: share of the vocabulary that counts as rare.", _WORDS)
+    delta: float = option_field(1e-5, "Delta of the total epsilon and of the longest text's epsilon.", _PRIVACY)
+    unit: str | None = option_field(
+        None, "Column with the privacy unit, such as patient or author.", _PRIVACY, "each row"
     )
-    sample_others: float = field(
-        default=0.2, metadata=option("santext+: probability that any other word is replaced too.", _WORDS)
+    ledger: Path | None = option_field(None, "Ledger to spend from.", _PRIVACY, "one per set of units")
+    budget: float | None = option_field(
+        None, "Largest total epsilon of a unit over all its training runs and files.", _PRIVACY
     )
-    keep_marks: bool = field(default=False, metadata=option("Keep punctuation (. , ; : ! ?) unchanged.", _WORDS))
-    unknown: str = field(
-        default="pieces",
-        metadata=option(
-            "Words outside the vocabulary: pieces (replace their word pieces) or refuse (raise an error).", _WORDS
-        ),
-    )
-    delta: float = field(
-        default=1e-5, metadata=option("Delta of the total epsilon and of the longest text's epsilon.", _PRIVACY)
-    )
-    unit: str | None = field(
-        default=None, metadata=option("Column with the privacy unit, such as patient or author.", _PRIVACY, "each row")
-    )
-    ledger: Path | None = field(
-        default=None, metadata=option("Ledger to spend from.", _PRIVACY, "one per set of units")
-    )
-    budget: float | None = field(
-        default=None, metadata=option("Largest total epsilon of a unit over all its training runs and files.", _PRIVACY)
-    )
-    kind: str | None = field(
-        default=None,
-        metadata=option("Format of stdin and stdout: txt, csv, tsv, jsonl.", _FILE) | {"flag": "--format"},
-    )
-    separator: str | None = field(default=None, metadata=option(SEPARATOR, _FILE))
-    quoting: str | None = field(default=None, metadata=option(QUOTING, _FILE))
-    force: bool = field(default=False, metadata=option("Replace the output file if it exists.", _FILE))
-    seed: int | None = field(
-        default=None,
-        metadata=option("Fixed seed, for experiments; the guarantee is then an estimate.", _PRIVACY, "secret"),
+    kind: str | None = option_field(None, "Format of stdin and stdout: txt, csv, tsv, jsonl.", _FILE)
+    separator: str | None = option_field(None, SEPARATOR, _FILE)
+    quoting: str | None = option_field(None, QUOTING, _FILE)
+    force: bool = option_field(False, "Replace the output file if it exists.", _FILE)
+    seed: int | None = option_field(
+        None, "Fixed seed, for experiments; the guarantee is then an estimate.", _PRIVACY, "secret"
     )
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,37 +13,36 @@ import typer
 
 from discreet.catalog import ATTACKS, PROTECTIONS, attack_of, protection_class
 from discreet.cli.attack_table import CLIP_NORM
-from discreet.cli.options import Threads, use_threads
+from discreet.cli.options import Threads, generated, use_threads
 from discreet.cli.output import line, note
 from discreet.core.errors import positive
+from discreet.core.settings import option_field
 
 _LIMITS = "Limits"
 
 
+@dataclass(frozen=True)
+class LimitOptions:
+    """Limits of the server on requests and connections."""
+
+    rows: int = option_field(256, "Maximum number of vectors in a request.", _LIMITS)
+    rate: float = option_field(1000.0, "Maximum rate of requests from one address, per second.", _LIMITS)
+    active: int = option_field(64, "Maximum number of requests processed at once.", _LIMITS)
+    connections: int = option_field(512, "Maximum number of open connections.", _LIMITS)
+    connections_per_address: int = option_field(256, "Maximum number of open connections from one address.", _LIMITS)
+    patience: float = option_field(10.0, "Seconds within which a request must arrive and be answered.", _LIMITS)
+
+
+@generated()
 def serve(
     folder: Annotated[Path, typer.Argument(metavar="SERVER", help="Server folder of a run, such as runs/a/server.")],
+    limits: LimitOptions,
     encrypted: Annotated[
         bool,
         typer.Option("--encrypted", help="Answer encrypted vectors only; SERVER may also be an ordinary run."),
     ] = False,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 is all interfaces.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 lets the system choose.")] = 8765,
-    rows: Annotated[int, typer.Option(help="Maximum number of vectors in a request.", rich_help_panel=_LIMITS)] = 256,
-    rate: Annotated[
-        float, typer.Option(help="Maximum rate of requests from one address, per second.", rich_help_panel=_LIMITS)
-    ] = 1000.0,
-    active: Annotated[
-        int, typer.Option(help="Maximum number of requests processed at once.", rich_help_panel=_LIMITS)
-    ] = 64,
-    connections: Annotated[
-        int, typer.Option(help="Maximum number of open connections.", rich_help_panel=_LIMITS)
-    ] = 512,
-    connections_per_address: Annotated[
-        int, typer.Option(help="Maximum number of open connections from one address.", rich_help_panel=_LIMITS)
-    ] = 256,
-    patience: Annotated[
-        float, typer.Option(help="Seconds within which a request must arrive and be answered.", rich_help_panel=_LIMITS)
-    ] = 10.0,
 ) -> None:
     """Serve predictions for protected vectors over HTTP; text is rejected, and requests are not stored or logged.
 
@@ -55,7 +55,7 @@ def serve(
     from discreet.local.http import serve as run_server
     from discreet.local.limits import Limits
 
-    limits = Limits(rows, rate, active, connections, connections_per_address, patience)
+    allowed = Limits(**vars(limits))
     check_installed()
     from discreet.local.head import Head
     from discreet.local.server import ServerSide
@@ -65,9 +65,9 @@ def serve(
         from discreet.runs.folder import is_run
 
         head = Head.of(ServerSide.of_run(folder) if is_run(folder) else ServerSide.load(folder))
-        run_server(head, host, port, limits, note, EncryptedHead(head))
+        run_server(head, host, port, allowed, note, EncryptedHead(head))
     else:
-        run_server(Head.of(ServerSide.load(folder)), host, port, limits, note)
+        run_server(Head.of(ServerSide.load(folder)), host, port, allowed, note)
 
 
 # Attacks that first train on much public text; offered if the time limit is at least a minute.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +11,7 @@ import typer
 from discreet.cli.options import Json, generated
 from discreet.cli.output import as_json, document, line, paragraph, working
 from discreet.core.errors import OutputError, invalid, one_of, open_probability
-from discreet.core.settings import option
+from discreet.core.settings import option_field
 
 if TYPE_CHECKING:
     from discreet.statement.facts import Facts
@@ -24,42 +24,28 @@ _SUFFIXES = {"json": ".json", "markdown": ".md", "opendp": ".yaml", "huggingface
 class StatementOptions:
     """The form of a statement, and what is measured for it."""
 
-    out: Path | None = field(
-        default=None,
-        metadata=option("File (.json, .md), or folder for both.", "Output", "print it"),
+    out: Path | None = option_field(None, "File (.json, .md), or folder for both.", "Output", "print it")
+    kind: str | None = option_field(
+        None,
+        "json, markdown, opendp (the registry of deployments), huggingface (front matter of a card) or croissant "
+        "(sanitized text).",
+        "Output",
+        "markdown",
     )
-    kind: str | None = field(
-        default=None,
-        metadata=option(
-            "json, markdown, opendp (the registry of deployments), huggingface (front matter of a card) or croissant "
-            "(sanitized text).",
-            "Output",
-            "markdown",
-        )
-        | {"flag": "--format"},
+    subgroup: str | None = option_field(
+        None, "Column of the held-out rows, by whose values utility is measured.", "Utility"
     )
-    subgroup: str | None = field(
-        default=None, metadata=option("Column of the held-out rows, by whose values utility is measured.", "Utility")
+    measure: bool = option_field(False, "Measure utility again, with intervals and by class.", "Utility")
+    data: str | None = option_field(None, "Other text to measure utility on.", "Utility", "the run's held-out rows")
+    device: str = option_field("auto", "auto, cpu, cuda or cuda:N.", "Utility")
+    ledger: Path | None = option_field(
+        None, "Ledger of the run, if it is stored elsewhere.", "Ledger", "in the run folder"
     )
-    measure: bool = field(
-        default=False, metadata=option("Measure utility again, with intervals and by class.", "Utility")
-    )
-    data: str | None = field(
-        default=None, metadata=option("Other text to measure utility on.", "Utility", "the run's held-out rows")
-    )
-    device: str = field(default="auto", metadata=option("auto, cpu, cuda or cuda:N.", "Utility"))
-    ledger: Path | None = field(
-        default=None, metadata=option("Ledger of the run, if it is stored elsewhere.", "Ledger", "in the run folder")
-    )
-    delta: float | None = field(
-        default=None, metadata=option("Delta of the guarantee, for a ledger without a budget.", "Ledger")
-    )
-    all_releases: bool = field(
-        default=False,
-        metadata=option(
-            "Add the total over all releases of the same people recorded on this machine; not for publication.",
-            "Ledger",
-        ),
+    delta: float | None = option_field(None, "Delta of the guarantee, for a ledger without a budget.", "Ledger")
+    all_releases: bool = option_field(
+        False,
+        "Add the total over all releases of the same people recorded on this machine; not for publication.",
+        "Ledger",
     )
 
 

@@ -7,8 +7,7 @@ has one of them, or asks for their help.
 from __future__ import annotations
 
 import inspect
-import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -39,19 +38,19 @@ from discreet.cli.output import (
     working,
 )
 from discreet.core.errors import invalid, one_of
+from discreet.core.files import finite
 from discreet.core.guarantee import in_digits
-from discreet.core.settings import option
+from discreet.core.settings import option_field
 from discreet.models.settings import SEPARATE, ModelSettings, TrainSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sized
+    from collections.abc import Callable
 
     from discreet.data.canaries import Planting
     from discreet.data.corpus import Corpus
     from discreet.data.sources import TextSource
-    from discreet.experiment import RunOptions
+    from discreet.experiment import RunRequest
     from discreet.protections.base import Protection
-    from discreet.training.steps import Report
 
 _CANARIES = "Canaries"
 # Options listed by --help; --help-all lists the others.
@@ -65,58 +64,41 @@ _SHORT = (
 class TrainOptions(LocalOptions):
     """Options of a training run besides those of the data, the model, the training loop and the protection."""
 
-    protect: str | None = field(default=None, metadata=option(f"{', '.join(PROTECTIONS)}.", "Privacy", "no protection"))
-    epsilon: float | None = field(
-        default=None,
-        metadata=option(
-            "Privacy budget of one unit for the whole run; determines the noise.",
-            "Privacy",
-        ),
+    protect: str | None = option_field(None, f"{', '.join(PROTECTIONS)}.", "Privacy", "no protection")
+    epsilon: float | None = option_field(
+        None, "Privacy budget of one unit for the whole run; determines the noise.", "Privacy"
     )
-    population: int | None = field(
-        default=None,
-        metadata=option(
-            "dp-sgd: a public number of units, fixed in advance, used instead of the true one. The guarantee is then "
-            "under add/remove.",
-            "Privacy",
-        ),
+    population: int | None = option_field(
+        None,
+        "dp-sgd: a public number of units, fixed in advance, used instead of the true one. The guarantee is then "
+        "under add/remove.",
+        "Privacy",
     )
-    audit: int | None = field(
-        default=None,
-        metadata=option(
-            "Plant this many canaries, each with probability one half; `discreet audit` measures epsilon on them.",
-            "Privacy",
-            "no canaries",
-        ),
+    audit: int | None = option_field(
+        None,
+        "Plant this many canaries, each with probability one half; `discreet audit` measures epsilon on them.",
+        "Privacy",
+        "no canaries",
     )
-    audit_canaries: str | None = field(
-        default=None,
-        metadata=option(
-            "gradient (white box, dp-sgd), examples (black box) or tokens (black box, language models).",
-            "Privacy",
-            "gradient with dp-sgd",
-        ),
+    audit_canaries: str | None = option_field(
+        None,
+        "gradient (white box, dp-sgd), examples (black box) or tokens (black box, language models).",
+        "Privacy",
+        "gradient with dp-sgd",
     )
-    cache: bool | None = field(
-        default=None,
-        metadata=option(
-            "Cache the outputs of a frozen encoder for later training runs.", "Training", "yes; no with a protection"
-        ),
+    cache: bool | None = option_field(
+        None, "Cache the outputs of a frozen encoder for later training runs.", "Training", "yes; no with a protection"
     )
-    canaries: int | None = field(
-        default=None,
-        metadata=option("Plant this many secrets, to measure how much the model memorizes.", _CANARIES, "none"),
+    canaries: int | None = option_field(
+        None, "Plant this many secrets, to measure how much the model memorizes.", _CANARIES, "none"
     )
-    copies: str = field(default="1", metadata=option("Rows with the same canary; 1,10,100 plants all.", _CANARIES))
-    canary_kind: str = field(
-        default="secrets",
-        metadata=option("secrets (a number in a sentence) or labels (a sentence of random words).", _CANARIES),
+    copies: str = option_field("1", "Rows with the same canary; 1,10,100 plants all.", _CANARIES)
+    canary_kind: str = option_field(
+        "secrets", "secrets (a number in a sentence) or labels (a sentence of random words).", _CANARIES
     )
-    canary_digits: int = field(default=4, metadata=option("Digits of a secret number.", _CANARIES))
-    spread: bool = field(default=False, metadata=option("Make every copy of a canary a unit of its own.", _CANARIES))
-    canary_seed: int | None = field(
-        default=None, metadata=option("Fixed seed of the secrets, for experiments.", _CANARIES, "secret")
-    )
+    canary_digits: int = option_field(4, "Digits of a secret number.", _CANARIES)
+    spread: bool = option_field(False, "Make every copy of a canary a unit of its own.", _CANARIES)
+    canary_seed: int | None = option_field(None, "Fixed seed of the secrets, for experiments.", _CANARIES, "secret")
 
 
 class TrainCommand(typer.core.TyperCommand, HasMoreOptions):
@@ -214,7 +196,7 @@ def train(
     of a protection, and --help-all lists all options.
     """
     with working("starting"):
-        from discreet.experiment import RunRequest, train_once
+        from discreet.experiment import RunRequest
 
     private = ctx.obj if options.epsilon is None else {"epsilon": options.epsilon, **ctx.obj}
     protection = protection_of(options.protect, options.delta, private)
@@ -237,17 +219,10 @@ def train(
         options.audit,
         options.audit_canaries,
     )
-    with stop_on_interrupt() as stopping, training_bar() as watch:
-        run = train_once(request, out, corpus=corpus, options=run_options(options, watch, stopping))
-    result = run.values()
-    if not result["finished"]:
-        where = f"at step {result['steps']}" if result["steps"] else "in the training on public text"
-        note(f"Stopped {where} and saved. Run the same command with --resume to resume.")
-        raise typer.Exit(130)
-    if json:
-        as_json(finite(result))
-    else:
-        _print(result, out)
+    result = carried_out(request, out, corpus, options)
+    where = f"at step {result['steps']}" if result["steps"] else "in the training on public text"
+    stopped = f"Stopped {where} and saved. Run the same command with --resume to resume."
+    show_result(result, stopped, lambda: _print(result, out), json)
 
 
 def read_text(
@@ -279,13 +254,27 @@ def read_text(
     return text_source, corpus, chosen
 
 
-def run_options(options: LocalOptions, watch: Callable[[Report], None], stopping: Sized) -> RunOptions:
-    """Return how a run is carried out; it stops when `stopping` is no longer empty."""
-    from discreet.experiment import RunOptions
+def carried_out(request: RunRequest, out: Path, corpus: Corpus, options: LocalOptions) -> dict[str, Any]:
+    """Train until the run is finished or interrupted, with its progress on stderr, and return the values of the run."""
+    from discreet.experiment import RunOptions, train_once
 
     names = ("device", "resume", "checkpoint_seconds", "download", "cache", "ledger", "budget")
     chosen = {name: getattr(options, name) for name in names}
-    return RunOptions(watch=watch, say=note, should_stop=lambda: bool(stopping), **chosen)
+    with stop_on_interrupt() as stopping, training_bar() as watch:
+        how = RunOptions(watch=watch, say=note, should_stop=lambda: bool(stopping), **chosen)
+        run = train_once(request, out, corpus=corpus, options=how)
+    return run.values()
+
+
+def show_result(result: dict[str, Any], stopped: str, show: Callable[[], None], json: bool) -> None:
+    """Print the values of a run, by `show` or as JSON; one that was stopped has the status of an interrupt."""
+    if not result["finished"]:
+        note(stopped)
+        raise typer.Exit(130)
+    if json:
+        as_json(finite(result))
+    else:
+        show()
 
 
 def _note_on_part(protection: Protection | None, model: dict[str, Any], chosen: ModelSettings, unit: str) -> None:
@@ -331,12 +320,19 @@ def _print(result: dict[str, Any], out: Path) -> None:
 
 def print_run(result: dict[str, Any]) -> None:
     """Print the utility and the guarantee of a run."""
+    print_utility(result, remedy_for)
+    _print_privacy(result)
+
+
+def print_utility(result: dict[str, Any], remedy: Callable[[dict[str, Any]], str] = lambda result: "") -> None:
+    """Print the utility of a run and, for a model that learned nothing, a remedy."""
     from discreet.runs.folder import beside_public
 
     if result["utility"]:
         table(result["utility"], title=f"Utility on the {result['evaluated_on']} split")
-        print_quality(result["quality"], remedy_for(result))
-        print_classes(result.get("utility_by_class", []))
+        if result["quality"] is not None:
+            print_quality(result["quality"], remedy(result))
+            print_classes(result.get("utility_by_class", []))
         if "public" in result:
             sentences = beside_public(result["public"], result["utility"], private=result["guarantee"] is not None)
             paragraph(" ".join(sentences))
@@ -344,7 +340,6 @@ def print_run(result: dict[str, Any]) -> None:
         line("Utility: not measured, because no rows were held out.")
     if result.get("utility_averaged"):
         table(result["utility_averaged"], title="Utility averaged over the pool of masks")
-    _print_privacy(result)
 
 
 def remedy_for(result: dict[str, Any]) -> str:
@@ -417,12 +412,3 @@ def _print_privacy(result: dict[str, Any]) -> None:
         columns["metric epsilon per use and distance"] = in_digits(result["metric_epsilon_per_use"], 6)
     kind = "" if guarantee["certified"] else " (estimates, for the reason above)"
     table(columns, title=f"Epsilon under each adjacency, delta = {in_digits(guarantee['delta'])}{kind}")
-
-
-def finite(values: Any) -> Any:
-    """Return plain values in which numbers that are NaN or infinite are None."""
-    if isinstance(values, dict):
-        return {key: finite(value) for key, value in values.items()}
-    if isinstance(values, list | tuple):
-        return [finite(value) for value in values]
-    return None if isinstance(values, float) and not math.isfinite(values) else values

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from discreet.cli.options import Data, Json, LocalOptions, SourceOptions, generated
-from discreet.cli.output import as_json, line, note, paragraph, stop_on_interrupt, table, training_bar, working
-from discreet.cli.train import finite, print_run, protection_of, read_text, run_options
+from discreet.cli.output import line, paragraph, table, working
+from discreet.cli.train import carried_out, print_run, protection_of, read_text, show_result
 from discreet.core.errors import SettingError, invalid, setting
 from discreet.core.guarantee import in_digits
-from discreet.core.settings import option, read_values
+from discreet.core.settings import option_field, read_values
 from discreet.models.settings import ModelSettings, TrainSettings
 
 _SEARCH = "Search"
@@ -27,38 +27,25 @@ _SHORT = (
 class TuneOptions(LocalOptions):
     """Options of a search besides those of the data, the model and the training loop."""
 
-    epsilon: float | None = field(
-        default=None, metadata=option("Privacy budget of one unit for the whole search and its winner.", _SEARCH)
+    epsilon: float | None = option_field(
+        None, "Privacy budget of one unit for the whole search and its winner.", _SEARCH
     )
-    try_: list[str] | None = field(
-        default=None,
-        metadata=option("Values to try, NAME=VALUE,VALUE; repeat it for each setting.", _SEARCH) | {"flag": "--try"},
+    try_: list[str] | None = option_field(None, "Values to try, NAME=VALUE,VALUE; repeat it for each setting.", _SEARCH)
+    grid: Path | None = option_field(None, "TOML file with the values to try, instead of --try.", _SEARCH)
+    trials: float | None = option_field(
+        None, "Mean of the random number of trials.", _SEARCH, "the number of combinations, at most 10"
     )
-    grid: Path | None = field(
-        default=None, metadata=option("TOML file with the values to try, instead of --try.", _SEARCH)
+    score_on: str | None = option_field(
+        None, "Public text with labels to score trials on.", _SEARCH, "the training rows, with noise"
     )
-    trials: float | None = field(
-        default=None,
-        metadata=option("Mean of the random number of trials.", _SEARCH, "the number of combinations, at most 10"),
+    clip_norm: float | None = option_field(None, "Gradients of a unit are clipped to this norm.", "Privacy", "0.1")
+    population: int | None = option_field(
+        None,
+        "A public number of units, fixed in advance, used instead of the true one. The guarantee is then under "
+        "add/remove.",
+        "Privacy",
     )
-    score_on: str | None = field(
-        default=None,
-        metadata=option("Public text with labels to score trials on.", _SEARCH, "the training rows, with noise"),
-    )
-    clip_norm: float | None = field(
-        default=None, metadata=option("Gradients of a unit are clipped to this norm.", "Privacy", "0.1")
-    )
-    population: int | None = field(
-        default=None,
-        metadata=option(
-            "A public number of units, fixed in advance, used instead of the true one. The guarantee is then under "
-            "add/remove.",
-            "Privacy",
-        ),
-    )
-    cache: bool | None = field(
-        default=None, metadata=option("Cache the outputs of a frozen encoder for later runs.", "Training", "no")
-    )
+    cache: bool | None = option_field(None, "Cache the outputs of a frozen encoder for later runs.", "Training", "no")
 
 
 @generated(short=_SHORT)
@@ -82,7 +69,7 @@ def tune(
     --epochs, --batch-size and the other options of train set what is not tried.
     """
     with working("starting"):
-        from discreet.experiment import TuneRequest, train_once
+        from discreet.experiment import TuneRequest
         from discreet.training.tuning import candidates_of
 
     if options.epsilon is None:
@@ -112,16 +99,9 @@ def tune(
         trials=options.trials,
         score_on=options.score_on,
     )
-    with stop_on_interrupt() as stopping, training_bar() as watch:
-        run = train_once(request, out, corpus=corpus, options=run_options(options, watch, stopping))
-    result = run.values()
-    if not result["finished"]:
-        note("Stopped and saved. Run the same command with --resume to resume; it costs nothing more.")
-        raise typer.Exit(130)
-    if json:
-        as_json(finite(result))
-    else:
-        _print(result, out)
+    result = carried_out(request, out, corpus, options)
+    stopped = "Stopped and saved. Run the same command with --resume to resume; it costs nothing more."
+    show_result(result, stopped, lambda: _print(result, out), json)
 
 
 def grid_of(tried: list[str], file: Path | None) -> dict[str, tuple[Any, ...]]:

@@ -14,6 +14,7 @@ import contextlib
 import errno
 import hashlib
 import json
+import math
 import os
 import secrets
 from collections.abc import Iterator, Mapping
@@ -167,6 +168,19 @@ def cannot_write(path: Path, error: Exception) -> OutputError:
         f"Free some space, then resume ({setting('resume', True)})" if full else "Check the path and its permissions"
     )
     return OutputError(f"Expected to be able to write {str(path)!r}. {reason}. {remedy}.")
+
+
+def finite(values: Any) -> Any:
+    """Return plain values for JSON, in which numbers that are NaN or infinite are None.
+
+    >>> finite({"epsilon": float("inf"), "utility": (0.5, float("nan"))})
+    {'epsilon': None, 'utility': [0.5, None]}
+    """
+    if isinstance(values, Mapping):
+        return {str(key): finite(value) for key, value in values.items()}
+    if isinstance(values, list | tuple):
+        return [finite(value) for value in values]
+    return None if isinstance(values, float) and not math.isfinite(values) else values
 
 
 DIGESTS = "digests"

@@ -55,11 +55,8 @@ _FILES = {
         f"/{name}.js": ("discreet.explorer", f"page/{name}.js", "text/javascript")
         for name in ("explorer", "curve", "dials", "lesson", "stream", "trained_model", "words")
     },
-    "/report.css": (
-        "discreet.report",
-        "templates/report.css",
-        "text/css",
-    ),  # colors, cards and marks are those of the report
+    # colors, cards and marks are those of the report
+    "/report.css": ("discreet.report", "templates/report.css", "text/css"),
 }
 
 
@@ -84,11 +81,10 @@ def application(offer: Mapping[str, Any], read: Read, worker: Worker, *, key: st
             405: "Expected another HTTP method. Open the page at /.",
         }
         detail = error.detail if isinstance(error, HTTPException) else ""
-        body = {"state": "refused", "error": messages.get(status, detail or "Expected another request.")}
-        return Response(orjson.dumps(body), status, media_type="application/json")
+        return _refusal(messages.get(status, detail or "Expected another request."), status)
 
     async def reject_settings(request: Request, error: Exception) -> Response:
-        return Response(orjson.dumps({"state": "refused", "error": str(error)}), 422, media_type="application/json")
+        return _refusal(str(error), 422)
 
     routes = [Route(path, _static(*file), methods=["GET"]) for path, file in _FILES.items()]
     inner = Starlette(
@@ -124,8 +120,7 @@ class Guarded:
         if reason is None:
             await self.inner(scope, receive, safely)
             return
-        body = orjson.dumps({"state": "refused", "error": reason})
-        await Response(body, 403, media_type="application/json")(scope, receive, safely)
+        await _refusal(reason, 403)(scope, receive, safely)
 
     def _reason_to_reject(self, scope: Scope) -> str | None:
         """Return why a request is not from the page itself, or None."""
@@ -145,6 +140,10 @@ class Guarded:
                 return None
             return "Expected a request from the page itself, got one from another site."
         return None
+
+
+def _refusal(error: str, status: int) -> Response:
+    return Response(orjson.dumps({"state": "refused", "error": error}), status, media_type="application/json")
 
 
 def _admit(request: Request, key: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -236,14 +236,13 @@ def _texts(
     elif size > 1:
         notes.append(f"Of the {size} recovered texts, the one closest to yours.")
     truth = marked(example.truth, example.guess)
-    if (
-        not attack.is_ordered and kind == GRADIENT
-    ):  # the guess is a set of tokens: a word is recovered if all its tokens are
+    if not attack.is_ordered and kind == GRADIENT:
+        # the guess is a set of tokens: a word is recovered if all its tokens are
         guessed = set(example.guess.split())
         truth = [replace(piece, right=guessed.issuperset(tokenizer.tokenize(piece.text))) for piece in truth]
     return {
-        "truth": [{"text": piece.text, "right": piece.right} for piece in truth],
-        "guess": [{"text": piece.text, "right": piece.right} for piece in marked(example.guess, example.truth)],
+        "truth": [asdict(piece) for piece in truth],
+        "guess": [asdict(piece) for piece in marked(example.guess, example.truth)],
         "note": " ".join(notes),
     }
 
@@ -264,11 +263,7 @@ def _guarantee(result: AttackResult, protect: Any) -> dict[str, Any]:
     if guarantee is None:
         sentence = f"No guarantee: {OPEN}." if protect is None else "No guarantee is known for this release."
         return {"epsilon": None, "certified": False, "reason": OPEN, "sentence": sentence, "columns": columns}
-    return {
-        **guarantee.as_dict(),
-        "sentence": guarantee.sentence(assumptions=False),
-        "columns": columns,
-    }
+    return {**guarantee.as_dict(), "sentence": guarantee.sentence(assumptions=False), "columns": columns}
 
 
 def bound(protect: Any, result: AttackResult, scene: TypedScene) -> float | None:

@@ -14,7 +14,6 @@ from discreet.metrics.table import METRICS, label_of
 from discreet.releases.description import GRADIENT, REPRESENTATION, TEXT
 from discreet.report.command import Command, train_command
 from discreet.report.words import (
-    advice,
     caveats_of,
     ceiling_words,
     constant_words,
@@ -25,9 +24,10 @@ from discreet.report.words import (
     released,
     size_words,
     unmeasured_goal,
+    verdict_of,
 )
 from discreet.study.file import Goal
-from discreet.study.frontier import Measured, Point, safe_limit
+from discreet.study.frontier import Measured, Point, proven_limit, safe_limit
 from discreet.study.grid import STRENGTHS
 from discreet.study.result import StudyResult
 
@@ -141,12 +141,12 @@ def _subject_of(goal: Goal) -> str:
 
 def _claim(result: StudyResult, goal: Goal, chosen: Point) -> str:
     leakage = chosen.leakage[goal.leakage]
-    proven = leakage.bound is not None and (goal.ceiling is None or leakage.bound <= goal.ceiling)
+    proven = proven_limit(leakage, goal)
     rule = f"your ceiling is {ceiling_words(goal.ceiling)}" if goal.ceiling is not None else ""
     rule = rule or f"the least of the settings with {result.utility} of at least {goal.floor:g}"
     attack, _, metric = goal.leakage.partition("/")
-    if proven and leakage.bound is not None:
-        limit = percent_at_most(leakage.bound)
+    if proven is not None:
+        limit = percent_at_most(proven)
         where = released(goal.scope, chosen)
         if goal.identifies:
             deed = f"identify the right one of {_candidates(chosen)}"
@@ -319,4 +319,4 @@ def _without_recommendation(result: StudyResult) -> str:
     """Return what to do where no setting is recommended."""
     if result.goal is None:
         return "Add a ceiling on leakage, or a floor on utility, to [goal] of the study, and write the report again."
-    return advice(result)
+    return verdict_of(result)[1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -74,15 +73,6 @@ def _options(table: Mapping[str, Any]) -> Iterator[Option]:
 def _plain(value: Any) -> str:
     short = f"{value:g}" if isinstance(value, float) else ""
     return short if short and float(short) == value else str(value)
-
-
-def quoted(value: str) -> str:
-    """Return a value for a shell.
-
-    >>> quoted("a b.csv"), quoted("0.5")
-    ("'a b.csv'", '0.5')
-    """
-    return shlex.quote(value)
 
 
 def wrapped(parts: Sequence[str], width: float) -> str:

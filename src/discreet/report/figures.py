@@ -323,8 +323,7 @@ def utility_against_leakage(
     for p in known:
         leak, useful = p.leakage[leakage], p.utility[utility]
         words = f"{p.label}: {utility} {interval(useful)} ({of_rows(useful, utility)}), leakage {interval(leak)}"
-        if leak.bound is not None:
-            words += f", proven at most {at_most(leak.bound)}"
+        words += _proven(leak.bound)
         figure.marks.append(
             Mark(
                 leak.value,
@@ -407,12 +406,15 @@ def noise_curves(points: Sequence[Point], leakage: str) -> list[tuple[str, Figur
             figure.lines.append(Line(((rows[0][0], level), (rows[-1][0], level)), None, "chance", "random guessing"))
         for x, p in rows:
             value = p.leakage[leakage]
-            words = f"{p.label}: leakage {interval(value)}"
-            if value.bound is not None:
-                words += f", proven at most {at_most(value.bound)}"
+            words = f"{p.label}: leakage {interval(value)}{_proven(value.bound)}"
             figure.marks.append(Mark(x, value.value, words, series[name], y_low=value.low, y_high=value.high))
         figures.append((name, figure))
     return figures
+
+
+def _proven(bound: float | None, places: int = 3) -> str:
+    """Return the proven bound of a mark in words, or an empty text."""
+    return "" if bound is None else f", proven at most {at_most(bound, places)}"
 
 
 def most_of(points: Sequence[Point], leakage: str) -> float:
@@ -484,7 +486,7 @@ def membership_curves(points: Sequence[Point]) -> list[tuple[str, Figure]]:
                 measured = point.leakage.get(f"{name}/tpr_at_{rate:g}")
                 if measured is not None:
                     words = f"{point.label}: {interval(measured)} of members at {100 * rate:g}% of non-members"
-                    words += "" if measured.bound is None else f", proven at most {at_most(measured.bound)}"
+                    words += _proven(measured.bound)
                     low, value, high = (max(v, _SWEEP[0]) for v in (measured.low, measured.value, measured.high))
                     figure.marks.append(Mark(rate, value, words, series[point.name], y_low=low, y_high=high))
         if figure.marks:
@@ -523,7 +525,7 @@ def exposure_by_copies(points: Sequence[Point]) -> Figure | None:
             words = (
                 f"{point.label}: {row['copies']} copies, {row['mean']:.1f} bits [{row['low']:.1f}, {row['high']:.1f}]"
             )
-            words += "" if row["bound"] is None else f", proven at most {at_most(row['bound'], 1)}"
+            words += _proven(row["bound"], 1)
             figure.marks.append(
                 Mark(
                     x, float(row["mean"]), words, series[point.name], y_low=float(row["low"]), y_high=float(row["high"])

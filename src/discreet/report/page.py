@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,13 +21,12 @@ from discreet.core.randomness import Rng
 from discreet.metrics.table import label_of
 from discreet.report import figures
 from discreet.report.brief import Brief, brief_of
-from discreet.report.command import Command, quoted, wrapped
+from discreet.report.command import Command, wrapped
 from discreet.report.figures import SHAPES, Figure, shape
 from discreet.report.tables import (
     adjacency_rows,
     blanks,
     first_points,
-    grouped,
     guarantees,
     metrics_by_attack,
     setting_rows,
@@ -113,7 +113,13 @@ def _environment(html: bool) -> Any:
         lstrip_blocks=True,
     )
     made.filters |= {"percent": percent, "interval": interval, "metric": metric_words, "cell": cell}
-    made.filters |= {"of_rows": of_rows, "badge": badge_of, "size": size_words, "label_of": label_of, "quoted": quoted}
+    made.filters |= {
+        "of_rows": of_rows,
+        "badge": badge_of,
+        "size": size_words,
+        "label_of": label_of,
+        "quoted": shlex.quote,
+    }
     made.filters |= {"at_most": at_most, "percent_at_most": percent_at_most, "in_digits": in_digits}
     return made
 
@@ -178,8 +184,6 @@ def _values(result: StudyResult, sentences: tuple[str, str, str], brief: Brief) 
                 ],
             }
         )
-    roc, spent = figures.roc_curves(result.points), figures.epsilon_over_training(result.points)
-    exposed = figures.exposure_by_copies(result.points)
     numbers, notes = blanks(result)
     shown = result.recommended or result.points[-1]
     return {
@@ -195,16 +199,14 @@ def _values(result: StudyResult, sentences: tuple[str, str, str], brief: Brief) 
         "leakages": result.leakages,
         "series": figures.series_of(result.points),
         "panels": panels,
-        "roc": None if roc is None else {"svg": roc.svg("roc"), "legend": legend(roc, result.points)},
+        "roc": drawn(figures.roc_curves(result.points), "roc", result.points),
         "members": [
             {"name": name, "svg": figure.svg(f"members{number}"), "legend": legend(figure, result.points)}
             for number, (name, figure) in enumerate(figures.membership_curves(result.points))
         ],
         "model_verdicts": model_verdicts(result),
-        "exposed": None
-        if exposed is None
-        else {"svg": exposed.svg("exposed"), "legend": legend(exposed, result.points)},
-        "spent": None if spent is None else {"svg": spent.svg("spent"), "legend": legend(spent, result.points)},
+        "exposed": drawn(figures.exposure_by_copies(result.points), "exposed", result.points),
+        "spent": drawn(figures.epsilon_over_training(result.points), "spent", result.points),
         "readings": by_attack(readings(result), result),
         "rows": setting_rows(result, first_points(result)),
         "baseline": shared_baseline(result),
@@ -213,7 +215,7 @@ def _values(result: StudyResult, sentences: tuple[str, str, str], brief: Brief) 
         "trials": list(result.trials.values()),
         "failures": result.failures,
         "risk": result.noise,
-        "glossary": GLOSSARY,
+        "glossary": GLOSSARY.items(),
         "version": __version__,
         "written": time.strftime("%Y-%m-%d %H:%M"),
         "settings": result.toml,
@@ -228,9 +230,14 @@ def _values(result: StudyResult, sentences: tuple[str, str, str], brief: Brief) 
         "blanks": numbers,
         "notes": notes,
         "adjacency_columns": adjacency_rows(result.points),
-        "guarantee_groups": grouped(guarantees(result.points)),
+        "guarantee_groups": guarantees(result.points),
         "shapes": [Markup(shape(number, 9, 9)) for number in range(SHAPES)],
     }
+
+
+def drawn(figure: Figure | None, name: str, points: Sequence[Point]) -> dict[str, Any] | None:
+    """Return a figure as SVG with its legend, or None if there is nothing to draw; `name` makes its ids unique."""
+    return None if figure is None else {"svg": figure.svg(name), "legend": legend(figure, points)}
 
 
 def legend(figure: Figure, points: Sequence[Point]) -> dict[str, Any]:

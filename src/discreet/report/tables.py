@@ -148,22 +148,11 @@ def _why_of_release(point: Point, release: Mapping[str, Any]) -> str:
 
 
 def guarantees(points: Sequence[Point]) -> list[dict[str, Any]]:
-    """Return each setting's guarantee as a sentence, and its assumptions as a list."""
-    rows = []
+    """Return each setting's guarantee as a sentence, grouped by assumptions, so that each of those is listed once."""
+    groups: dict[tuple[str, ...], list[dict[str, str]]] = {}
     for point in points:
-        guarantee = point.guarantee
-        if guarantee is None:
-            sentence = "No guarantee: the training was not protected."
-        else:
-            sentence = guarantee.sentence(assumptions=False)
-        assumptions = () if guarantee is None else guarantee.assumptions
-        rows.append({"label": point.label, "sentence": sentence, "assumptions": assumptions})
-    return rows
-
-
-def grouped(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return guarantees grouped by their assumptions, so that every assumption is listed once."""
-    groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
-    for row in rows:
-        groups.setdefault(tuple(row["assumptions"]), []).append(row)
-    return [{"assumptions": list(assumptions), "rows": kept} for assumptions, kept in groups.items()]
+        sentence, assumptions = "No guarantee: the training was not protected.", tuple[str, ...]()
+        if point.guarantee is not None:
+            sentence, assumptions = point.guarantee.sentence(assumptions=False), tuple(point.guarantee.assumptions)
+        groups.setdefault(assumptions, []).append({"label": point.label, "sentence": sentence})
+    return [{"assumptions": list(assumptions), "rows": rows} for assumptions, rows in groups.items()]

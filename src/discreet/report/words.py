@@ -10,66 +10,40 @@ from discreet.core.guarantee import Guarantee, Strength, in_digits, strength, wo
 from discreet.core.types import MODEL, TRAINING, UPDATE
 from discreet.metrics.table import METRICS, label_of
 from discreet.study.file import Goal
-from discreet.study.frontier import Measured, Point, limit_for, no_better_than_constant, safe_limit
+from discreet.study.frontier import Measured, Point, limit_for, no_better_than_constant, proven_limit, safe_limit
 from discreet.study.result import StudyResult
 
 GREEN = 10.0  # the largest epsilon that is shown as protection
 ENOUGH = 10  # texts; with fewer, one more text may change the verdict
-GLOSSARY = (
-    (
-        "attack",
-        "A program that takes the part of a curious or hostile reader: it gets the release, and what such a reader "
-        "could know besides, and guesses the private text.",
-    ),
-    (
-        "adjacency",
-        "Which two data sets a guarantee compares: with and without a record (add/remove), with the record made empty "
-        "(zero-out), or with the record exchanged for any other (replace-one). Figures under different adjacencies are "
-        "not comparable.",
-    ),
-    ("certified", "Proven: an upper limit for every attack, known or not, if the assumptions hold."),
-    ("chance", "The success of random guessing."),
-    (
-        "delta",
-        "A small probability with which the guarantee may fail; it should be far below one over the number of people.",
-    ),
-    (
-        "epsilon",
-        "How much one person's presence can change the odds of anything that is released. 0 is nothing; 1 is a factor "
-        "of e ≈ 2.7; up to 1 is strong, up to 10 moderate; above 10 the guarantee alone says little, and is not shown "
-        "in green.",
-    ),
-    (
-        "estimate",
-        "Measured with the attacks that were run on the texts that were used. A better attack may do better.",
-    ),
-    ("frontier", "The settings that no other setting beats in both utility and leakage."),
-    (
-        "interval",
-        "A range that contains the true value in 95 of 100 repetitions. [0.4, 0.6] means: between 0.4 and 0.6.",
-    ),
-    ("leakage", "How much an attack read, between nothing and everything."),
-    ("noise multiplier", "The spread of the added noise, relative to the largest contribution one person can make."),
-    (
-        "release",
-        "Exactly what leaves your control: a gradient, vectors, texts or a model. The attack sees this and nothing "
-        "else that is private.",
-    ),
-    ("ROUGE-L", "The share of words an attacker got right in the right order; 1 is the whole text."),
-    (
-        "release (of a goal)",
-        "The release that a ceiling limits: one update of a training run, all its updates, or the trained model. A "
-        "bound for all updates also holds for the model, which follows from them; a bound for one update holds only "
-        "for that update.",
-    ),
-    (
-        "trade-off (ROC) curve",
-        "The share of training records that a test detects, for every share of false alarms.",
-    ),
-    ("unit", "Whose privacy is counted: a text, a person with all their texts, or a client."),
-    ("utility", "How well the model does its task on texts it has not seen."),
-    ("well-behaved", "An attack whose success falls steadily as noise grows, so that it can serve as a reference."),
-)
+GLOSSARY = {
+    "attack": "A program that takes the part of a curious or hostile reader: it gets the release, and what such a "
+    "reader could know besides, and guesses the private text.",
+    "adjacency": "Which two data sets a guarantee compares: with and without a record (add/remove), with the record "
+    "made empty (zero-out), or with the record exchanged for any other (replace-one). Figures under different "
+    "adjacencies are not comparable.",
+    "certified": "Proven: an upper limit for every attack, known or not, if the assumptions hold.",
+    "chance": "The success of random guessing.",
+    "delta": "A small probability with which the guarantee may fail; it should be far below one over the number of "
+    "people.",
+    "epsilon": "How much one person's presence can change the odds of anything that is released. 0 is nothing; 1 is a "
+    "factor of e ≈ 2.7; up to 1 is strong, up to 10 moderate; above 10 the guarantee alone says little, and is not "
+    "shown in green.",
+    "estimate": "Measured with the attacks that were run on the texts that were used. A better attack may do better.",
+    "frontier": "The settings that no other setting beats in both utility and leakage.",
+    "interval": "A range that contains the true value in 95 of 100 repetitions. [0.4, 0.6] means: between 0.4 and 0.6.",
+    "leakage": "How much an attack read, between nothing and everything.",
+    "noise multiplier": "The spread of the added noise, relative to the largest contribution one person can make.",
+    "release": "Exactly what leaves your control: a gradient, vectors, texts or a model. The attack sees this and "
+    "nothing else that is private.",
+    "ROUGE-L": "The share of words an attacker got right in the right order; 1 is the whole text.",
+    "release (of a goal)": "The release that a ceiling limits: one update of a training run, all its updates, or the "
+    "trained model. A bound for all updates also holds for the model, which follows from them; a bound for one update "
+    "holds only for that update.",
+    "trade-off (ROC) curve": "The share of training records that a test detects, for every share of false alarms.",
+    "unit": "Whose privacy is counted: a text, a person with all their texts, or a client.",
+    "utility": "How well the model does its task on texts it has not seen.",
+    "well-behaved": "An attack whose success falls steadily as noise grows, so that it can serve as a reference.",
+}
 
 
 def metric_words(name: str) -> str:
@@ -219,38 +193,18 @@ def released(scope: str, point: Point | None) -> str:
     return every if scope == TRAINING else "one update"
 
 
-def verdict(
-    points: Sequence[Point],
-    chosen: Point | None,
-    goal: Goal | None,
-    utility: str,
-    risk: Sequence[Mapping[str, Any]] = (),
-) -> tuple[str, str, str]:
-    """Return the verdict in three sentences: the risk, the recommendation, and its cost and evidence.
+def verdict_of(result: StudyResult) -> tuple[str, str, str]:
+    """Return the verdict of a study in three sentences: the risk, the recommendation, and its cost and evidence.
 
-    The goal must be resolved: its leakage is that of the release it names.
+    `caveats_of` says what limits it. The goal must be resolved: its leakage is that of the release it names.
     """
-    open_point = next((p for p in points if p.name == "none"), None)
-    return (
-        _risk(open_point),
-        _advice(points, chosen, goal, utility, risk),
-        _cost(open_point, chosen, goal, utility),
-    )
-
-
-def advice(result: StudyResult) -> str:
-    """Return the recommendation of a study in one sentence, or why there is none and what to do."""
-    return _advice(result.points, result.recommended, result.goal, result.utility, result.noise)
+    open_point = next((p for p in result.points if p.name == "none"), None)
+    return _risk(open_point), _advice(result), _cost(open_point, result.recommended, result.goal, result.utility)
 
 
 def unmeasured_goal(points: Sequence[Point], goal: Goal) -> bool:
     """Return whether no trial measured the leakage of a goal."""
     return not any(goal.leakage in point.leakage for point in points)
-
-
-def verdict_of(result: StudyResult) -> tuple[str, str, str]:
-    """Return the verdict on the result of a study; `caveats_of` says what limits it."""
-    return verdict(result.points, result.recommended, result.goal, result.utility, result.noise)
 
 
 def caveats_of(result: StudyResult) -> tuple[str, ...]:
@@ -279,11 +233,10 @@ def caveats(chosen: Point, goal: Goal | None, utility: str) -> list[str]:
         found.append(words_for_size(guarantee.epsilon).strip())
     if goal is not None and goal.leakage in chosen.leakage:
         leakage, attack = chosen.leakage[goal.leakage], goal.leakage.partition("/")[0]
-        proven = leakage.bound is not None and (goal.ceiling is None or leakage.bound <= goal.ceiling)
-        if not proven and leakage.n is not None and leakage.n < ENOUGH:
+        proven = proven_limit(leakage, goal)
+        if proven is None and leakage.n is not None and leakage.n < ENOUGH:
             found.append(f"The leakage under {attack} was {measured_on(goal.leakage, leakage)}.")
-        limit = leakage.bound if proven and leakage.bound is not None else safe_limit(leakage)
-        found.append(_stronger(chosen, goal, limit))
+        found.append(_stronger(chosen, goal, safe_limit(leakage) if proven is None else proven))
     found += useless([chosen], utility)
     return [text for text in found if text]
 
@@ -310,13 +263,8 @@ def _risk(point: Point | None) -> str:
     return f"Without protection the release reveals the text: {'; '.join(parts[:3])}."
 
 
-def _advice(
-    points: Sequence[Point],
-    chosen: Point | None,
-    goal: Goal | None,
-    utility: str,
-    risk: Sequence[Mapping[str, Any]],
-) -> str:
+def _advice(result: StudyResult) -> str:
+    points, chosen, goal, utility = result.points, result.recommended, result.goal, result.utility
     if goal is None:
         return "The study has no ceiling or floor, so nothing is recommended; the frontier shows the best trade-offs."
     what = metric_words(goal.leakage).replace(": ", " (", 1) + ")"
@@ -337,10 +285,11 @@ def _advice(
             and utility in p.utility
             and limit_for(p, goal) <= goal.ceiling
         ]
+        enough = _enough_noise(goal, result.noise)
         if vain:
             return (
                 f"No setting is recommended for the rule [{rule}]: {', '.join(vain)} would keep it, but "
-                f"{'is' if len(vain) == 1 else 'are'} no better than a constant answer{_enough_noise(goal, risk)}."
+                f"{'is' if len(vain) == 1 else 'are'} no better than a constant answer{enough}."
             )
         unsure = "" if goal.identifies else _unsure(points, goal)
         if unsure:
@@ -348,14 +297,13 @@ def _advice(
         least = _least(points, goal)
         return (
             f"No setting that was tried keeps the rule [{rule}]{least}: do not release with any of them; try stronger "
-            "ones"
-            f"{_enough_noise(goal, risk)}."
+            f"ones{enough}."
         )
     leakage = chosen.leakage[goal.leakage]
-    proven = leakage.bound is not None and (goal.ceiling is None or leakage.bound <= goal.ceiling)
-    limit = leakage.bound if proven and leakage.bound is not None else safe_limit(leakage)
+    proven = proven_limit(leakage, goal)
+    limit = safe_limit(leakage) if proven is None else proven
     how = f"proven for every attack on {released(goal.scope, chosen)}"
-    if not proven:
+    if proven is None:
         how = f"an estimate from the attack that was run, {measured_on(goal.leakage, leakage)}, on one release"
     metric = goal.leakage.partition("/")[2]
     counted = metric in METRICS and METRICS[metric].is_rate

@@ -38,6 +38,7 @@ _ABOUT = {
 def sarif(checks: Sequence[Check], policy: Path, run: Path) -> str:
     """Return the violated rules as a SARIF log, located in the policy file; a release that passes has no results."""
     rules = list(dict.fromkeys(_id(check) for check in checks))
+    where = {"artifactLocation": {"uri": _uri(policy)}, "region": {"startLine": 1}}
     results = [
         {
             "ruleId": _id(check),
@@ -45,36 +46,16 @@ def sarif(checks: Sequence[Check], policy: Path, run: Path) -> str:
             "kind": "fail",
             "level": "error",
             "message": {"text": f"{run.name}: {check.sentence}"},
-            "locations": [
-                {
-                    "physicalLocation": {
-                        "artifactLocation": {"uri": _uri(policy)},
-                        "region": {"startLine": 1},
-                    }
-                }
-            ],
+            "locations": [{"physicalLocation": where}],
             "partialFingerprints": {"rule/v1": hashlib.sha256(f"{run.name}\0{check.rule}".encode()).hexdigest()},
         }
         for check in checks
         if not check.passed
     ]
-    log = {
-        "$schema": _SCHEMA,
-        "version": "2.1.0",
-        "runs": [
-            {
-                "tool": {
-                    "driver": {
-                        "name": "discreet",
-                        "version": __version__,
-                        "rules": [{"id": rule, "shortDescription": {"text": _ABOUT[rule]}} for rule in rules],
-                    }
-                },
-                "invocations": [{"executionSuccessful": True}],
-                "results": results,
-            }
-        ],
-    }
+    about = [{"id": rule, "shortDescription": {"text": _ABOUT[rule]}} for rule in rules]
+    tool = {"driver": {"name": "discreet", "version": __version__, "rules": about}}
+    checked = {"tool": tool, "invocations": [{"executionSuccessful": True}], "results": results}
+    log = {"$schema": _SCHEMA, "version": "2.1.0", "runs": [checked]}
     return json.dumps(log, indent=2, ensure_ascii=False) + "\n"
 
 

@@ -10,14 +10,13 @@ What only the owner of the data knows is written as `TO COMPLETE`.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from discreet.core.errors import UnsupportedError
+from discreet.core.files import sha256
 from discreet.core.guarantee import in_digits
 from discreet.core.task import Task
 from discreet.runs.folder import card_values, in_yaml
@@ -34,41 +33,24 @@ _FORMATS = {
     ".parquet": "application/x-parquet",
     ".txt": "text/plain",
 }
-_NAMES = {
+# The terms of Croissant that its context names as they are.
+_TERMS = (
+    "citeAs", "column", "extract", "field", "fileObject", "fileProperty", "fileSet", "format", "includes",
+    "isLiveDataset", "jsonPath", "key", "md5", "parentField", "path", "recordSet", "references", "regex", "repeated",
+    "replace", "separator", "source", "subField", "transform",
+)  # fmt: skip
+_CONTEXT = {
+    **{name: f"cr:{name}" for name in _TERMS},
     "@language": "en",
     "@vocab": "https://schema.org/",
-    "citeAs": "cr:citeAs",
-    "column": "cr:column",
     "conformsTo": "dct:conformsTo",
     "cr": "http://mlcommons.org/croissant/",
     "data": {"@id": "cr:data", "@type": "@json"},
     "dataType": {"@id": "cr:dataType", "@type": "@vocab"},
     "dct": "http://purl.org/dc/terms/",
     "examples": {"@id": "cr:examples", "@type": "@json"},
-    "extract": "cr:extract",
-    "field": "cr:field",
-    "fileObject": "cr:fileObject",
-    "fileProperty": "cr:fileProperty",
-    "fileSet": "cr:fileSet",
-    "format": "cr:format",
-    "includes": "cr:includes",
-    "isLiveDataset": "cr:isLiveDataset",
-    "jsonPath": "cr:jsonPath",
-    "key": "cr:key",
-    "md5": "cr:md5",
-    "parentField": "cr:parentField",
-    "path": "cr:path",
     "rai": "http://mlcommons.org/croissant/RAI/",
-    "recordSet": "cr:recordSet",
-    "references": "cr:references",
-    "regex": "cr:regex",
-    "repeated": "cr:repeated",
-    "replace": "cr:replace",
     "sc": "https://schema.org/",
-    "separator": "cr:separator",
-    "source": "cr:source",
-    "subField": "cr:subField",
-    "transform": "cr:transform",
 }
 
 
@@ -79,11 +61,8 @@ def opendp(statement: Mapping[str, Any]) -> str:
             "Expected a release with a privacy guarantee for the registry of deployments, got one without. Protect it "
             "with a method of differential privacy."
         )
-    lines = [
-        f"# An entry for the registry of deployments. Fill in every {COMPLETE}, and check the type of the curator."
-    ]
-    lines += _yaml(deployment(statement))
-    return "\n".join(lines) + "\n"
+    first = f"# An entry for the registry of deployments. Fill in every {COMPLETE}, and check the type of the curator."
+    return "\n".join([first, *_yaml(deployment(statement))]) + "\n"
 
 
 def deployment(statement: Mapping[str, Any]) -> dict[str, Any]:
@@ -215,18 +194,12 @@ def huggingface(statement: Mapping[str, Any], facts: Facts) -> str:
         }
     measured = [row for row in statement["utility"]["metrics"] if row["value"] is not None]
     if measured and not text:
-        values["model-index"] = [
-            {
-                "name": statement["release"]["name"],
-                "results": [
-                    {
-                        "task": {"type": values.get("pipeline_tag", "text-classification")},
-                        "dataset": {"name": "held-out rows", "type": "private"},
-                        "metrics": [{"type": row["metric"], "value": row["value"]} for row in measured],
-                    }
-                ],
-            }
-        ]
+        result = {
+            "task": {"type": values.get("pipeline_tag", "text-classification")},
+            "dataset": {"name": "held-out rows", "type": "private"},
+            "metrics": [{"type": row["metric"], "value": row["value"]} for row in measured],
+        }
+        values["model-index"] = [{"name": statement["release"]["name"], "results": [result]}]
     return in_yaml(values) + "\n"
 
 
@@ -241,7 +214,7 @@ def croissant(statement: Mapping[str, Any], facts: Facts) -> str:
     encoding = _FORMATS.get(path.suffix.lower(), "text/plain")
     parameters = statement["parameters"]
     values: dict[str, Any] = {
-        "@context": _NAMES,
+        "@context": dict(sorted(_CONTEXT.items())),
         "@type": "sc:Dataset",
         "name": re.sub(r"[^A-Za-z0-9_-]+", "_", path.stem),
         "description": f"Rewritten texts. {parameters['sentence']}",
@@ -255,7 +228,7 @@ def croissant(statement: Mapping[str, Any], facts: Facts) -> str:
                 "name": path.name,
                 "contentUrl": path.name,
                 "encodingFormat": encoding,
-                "sha256": _sha256(path),
+                "sha256": sha256(path),
             }
         ],
         "rai:dataCollection": COMPLETE,
@@ -273,14 +246,8 @@ def croissant(statement: Mapping[str, Any], facts: Facts) -> str:
         "rai:dataReleaseMaintenancePlan": [COMPLETE],
     }
     if encoding != "text/plain" and (columns[0] or columns[1]):
-        values["recordSet"] = [
-            {
-                "@type": "cr:RecordSet",
-                "@id": "rows",
-                "name": "rows",
-                "field": [_field(name, path.name) for name in (*columns[0], *columns[1])],
-            }
-        ]
+        fields = [_field(name, path.name) for name in (*columns[0], *columns[1])]
+        values["recordSet"] = [{"@type": "cr:RecordSet", "@id": "rows", "name": "rows", "field": fields}]
     return json.dumps(values, indent=2, ensure_ascii=False) + "\n"
 
 
@@ -296,8 +263,3 @@ def _field(name: str, file: str) -> dict[str, Any]:
         "dataType": "sc:Text",
         "source": {"fileObject": {"@id": file}, "extract": {"column": name}},
     }
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -137,9 +137,7 @@ def read_facts(path: Path, *, ledger: Path | None = None, delta: float | None = 
 
 def _run(path: Path, ledger: Path | None, delta: float | None) -> Facts:
     settings, metrics = _toml(path / SETTINGS), _json(path / METRICS)
-    protect = settings.get("protect")
-    stated = metrics.get("guarantee")
-    guarantee = None if stated is None else Guarantee.from_dict(stated)
+    protect, guarantee = settings.get("protect"), _guarantee_of(metrics)
     if (protect is None) != (guarantee is None):
         raise ModelError(
             f"Expected {METRICS} of {str(path)!r} to state a guarantee if and only if {SETTINGS} names a protection. "
@@ -164,14 +162,12 @@ def _run(path: Path, ledger: Path | None, delta: float | None) -> Facts:
 
 def _federated(path: Path, ledger: Path | None, delta: float | None) -> Facts:
     settings, metrics, federation = _toml(path / SETTINGS), _json(path / METRICS), _toml(path / FEDERATION)
-    stated = metrics.get("guarantee")
+    guarantee = _guarantee_of(metrics)
     aggregation = dict(_table(federation, "aggregation"))
     spent: Statement | None = None
-    guarantee: Guarantee | None = None
     others: tuple[Statement, ...] = ()
     by_client: Mapping[str, Statement] = {}
-    if stated is not None:
-        guarantee = Guarantee.from_dict(stated)
+    if guarantee is not None:
         if ledger is None:
             spent, others, by_client = _client_ledgers(path, metrics, guarantee)
         else:
@@ -289,8 +285,11 @@ def _sanitized(path: Path, ledger: Path | None, delta: float | None) -> Facts:
 
 def _recorded(path: Path, ledger: Path | None, delta: float | None) -> Facts:
     """Return the facts of a sanitized file without its own record, from this machine's record of the same people."""
-    record, guarantee = _record_of(path)
-    assert record is not None and guarantee is not None
+    from discreet.runs.people import People
+
+    record = record_of(path)
+    guarantee = People().guarantee_of(record)
+    assert guarantee is not None
     return Facts(
         Kind.SANITIZED,
         path,
@@ -302,13 +301,12 @@ def _recorded(path: Path, ledger: Path | None, delta: float | None) -> Facts:
     )
 
 
-def _record_of(path: Path) -> tuple[Any, Guarantee | None]:
+def record_of(path: Path) -> Any:
+    """Return this machine's last record of a release at a path that spent something, or None."""
     from discreet.runs.people import People
 
-    people = People()
-    found = [record for record in people.records() if record.out == str(path.resolve()) and record.spends]
-    record = found[-1] if found else None
-    return record, None if record is None else people.guarantee_of(record)
+    found = [record for record in People().records() if record.out == str(path.resolve()) and record.spends]
+    return found[-1] if found else None
 
 
 def _bare_ledger(path: Path, ledger: Path | None, delta: float | None) -> Facts:
@@ -355,7 +353,7 @@ READERS: tuple[tuple[Reads, Reader], ...] = (
     (lambda path: path.is_dir() and (path / LEDGER).exists(), _bare_ledger),
     (lambda path: path.is_file() and sidecar_of(path).exists(), _sanitized),
     (lambda path: path.is_file() and _is_ledger(path), _bare_ledger),
-    (lambda path: path.is_file() and _record_of(path)[0] is not None, _recorded),
+    (lambda path: path.is_file() and record_of(path) is not None, _recorded),
 )
 
 

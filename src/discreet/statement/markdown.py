@@ -21,7 +21,10 @@ def markdown(statement: Mapping[str, Any]) -> str:
         ("What is not protected", lambda one: _items(one["not_protected"])),
         ("Releases", _releases),
         ("What was measured", _measured),
-        ("To be completed by the owner of the data", lambda one: _blanks(one["to_complete"])),
+        (
+            "To be completed by the owner of the data",
+            lambda one: _items([f"{text}: ______" for text in one["to_complete"]]),
+        ),
     )
     release = statement["release"]
     parts = [
@@ -235,10 +238,6 @@ def _measured(one: Mapping[str, Any]) -> str:
 
 def _items(texts: Sequence[str]) -> str:
     return "\n".join(f"- {text}" for text in texts)
-
-
-def _blanks(texts: Sequence[str]) -> str:
-    return "\n".join(f"- {text}: ______" for text in texts)
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:

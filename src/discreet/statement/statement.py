@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from discreet import __version__
 from discreet.core.guarantee import Adjacency, Caveat, Guarantee, in_digits, strength
 from discreet.core.task import Task
-from discreet.statement.facts import TRAINED, Facts, Kind, finite, innermost
+from discreet.statement.facts import TRAINED, Facts, Kind, finite, innermost, record_of
 from discreet.statement.methods import (
     CENTRAL,
     CORRELATED,
@@ -192,32 +192,22 @@ def _clients(facts: Facts) -> list[dict[str, Any]]:
     for client in facts.clients:
         ledger = facts.client_ledgers.get(str(client.get("client")))
         stated = client.get("guarantee") or {}
-        rows.append(
-            {
-                "client": client.get("client"),
-                "units": client.get("units"),
-                "epsilon": stated.get("epsilon"),
-                "delta": stated.get("delta"),
-                "spends": None if ledger is None else ledger.spends,
-                "events": _events(ledger),
-            }
-        )
+        figures = {"epsilon": stated.get("epsilon"), "delta": stated.get("delta")}
+        rows.append({"client": client.get("client"), "units": client.get("units"), **figures, **_paid(ledger)})
     known = {str(client.get("client")) for client in facts.clients}
     for name, ledger in facts.client_ledgers.items():
         if name not in known and facts.guarantee is not None:
             total = ledger.guarantee(facts.guarantee.delta) if ledger.spends else None
             exists = total is not None and total.exists
-            rows.append(
-                {
-                    "client": int(name) if name.isdigit() else None,
-                    "units": None,
-                    "epsilon": total.epsilon if exists and total is not None else None if ledger.spends else 0.0,
-                    "delta": facts.guarantee.delta,
-                    "spends": ledger.spends,
-                    "events": _events(ledger),
-                }
-            )
+            epsilon = total.epsilon if exists and total is not None else None if ledger.spends else 0.0
+            figures = {"epsilon": epsilon, "delta": facts.guarantee.delta}
+            rows.append({"client": int(name) if name.isdigit() else None, "units": None, **figures, **_paid(ledger)})
     return rows
+
+
+def _paid(ledger: Statement | None) -> dict[str, Any]:
+    """Return the spends of a client's ledger, and their events."""
+    return {"spends": None if ledger is None else ledger.spends, "events": _events(ledger)}
 
 
 def _curves(events: Sequence[Any], guarantee: Guarantee) -> dict[str, Any]:
@@ -679,9 +669,8 @@ def same_people(facts: Facts) -> dict[str, Any] | None:
     """Return the total over all releases of the same people that this machine recorded; None if it has no record."""
     from discreet.runs.people import People
 
-    people, out = People(), str(facts.path.resolve())
-    records = [record for record in people.records() if record.out == out and record.spends]
-    if not records:
+    record = record_of(facts.path)
+    if record is None:
         return None
-    total = people.total_of(records[-1])
+    total = People().total_of(record)
     return {**total.as_dict(), "sentence": str(total.sentence())}

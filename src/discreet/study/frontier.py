@@ -249,6 +249,12 @@ def limit_for(point: Point, goal: Goal) -> float:
     return 1.0 if leakage.bound is None else leakage.bound
 
 
+def proven_limit(leakage: Measured, goal: Goal) -> float | None:
+    """Return the proven bound of a leakage, or None if there is none or it exceeds the ceiling of a goal."""
+    kept = leakage.bound is not None and (goal.ceiling is None or leakage.bound <= goal.ceiling)
+    return leakage.bound if kept else None
+
+
 def safe_limit(leakage: Measured) -> float:
     """Return the upper limit of a leakage: its proven bound or the end of its interval, whichever is lower."""
     return leakage.high if leakage.bound is None else min(leakage.high, leakage.bound)

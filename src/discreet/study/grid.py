@@ -17,17 +17,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Planned:
-    """One trial before it is run: its settings as plain values, its seed, and the key made from both."""
+    """One trial before it is run: its settings as plain values, its seed, and the key made from both.
+
+    `label` is the protection and its strength in words, unique among the settings of the study.
+    """
 
     key: str
     settings: dict[str, Any]
     seed: int
-    name: str = ""
-
-    @property
-    def label(self) -> str:
-        """The protection and its strength in words, unique among the settings of the study."""
-        return self.name or label_of(self.settings["protection"])
+    label: str = ""
 
 
 def points(protection: Mapping[str, Any], where: str = "protections") -> list[dict[str, Any]]:
@@ -68,16 +66,6 @@ def key_of(settings: Mapping[str, Any], seed: int) -> str:
     """Return the key of a trial: it depends on the settings and the seed, and on nothing else."""
     text = json.dumps([settings, seed], sort_keys=True, ensure_ascii=False, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:20]
-
-
-def label_of(protection: Mapping[str, Any]) -> str:
-    """Return a protection and its strength in words.
-
-    >>> label_of({"name": "dp-sgd", "epsilon": 8.0, "clip_norm": 0.1})
-    'dp-sgd, epsilon 8'
-    """
-    shown = [_in_words(key, f"{value:g}") for key, value in strength_of(protection).items()]
-    return ", ".join([str(protection["name"]), *shown])
 
 
 @dataclass(frozen=True)

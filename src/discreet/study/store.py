@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from discreet.core.errors import DataError, OutputError, shown
-from discreet.core.files import sync_path, write_all
+from discreet.core.files import finite, sync_path, write_all
 from discreet.core.guarantee import Guarantee
 from discreet.core.types import Leakage, Trial
 
@@ -116,12 +116,12 @@ def trial_as_dict(trial: Trial) -> dict[str, Any]:
     return {
         "settings": dict(trial.settings),
         "seed": trial.seed,
-        "utility": {name: _finite(value) for name, value in trial.utility.items()},
-        "leakages": [{k: _finite(v) for k, v in vars(leakage).items()} for leakage in trial.leakages],
+        "utility": finite(trial.utility),
+        "leakages": [finite(vars(leakage)) for leakage in trial.leakages],
         "guarantee": None if trial.guarantee is None else trial.guarantee.as_dict(),
         "seconds": trial.seconds,
         "bytes": trial.bytes,
-        "details": _plain(trial.details),
+        "details": finite(trial.details),
     }
 
 
@@ -155,15 +155,3 @@ def _leakage_of(values: Mapping[str, Any]) -> Leakage:
     if not isinstance(leakage.metric, str) or type(leakage.n) is not int or not all(_is_number(x) for x in numbers):
         raise TypeError(f"leakage={shown(dict(values))}")
     return leakage
-
-
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
-    return _finite(value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 
@@ -41,30 +41,28 @@ class Standing:
 
 
 @dataclass
-class _Count:
-    total: int
-    before: int
+class _Progress:
+    standing: Standing
     workers: int
-    done: int = 0
     running: dict[str, tuple[Planned, float]] = field(default_factory=dict)
-    failures: dict[str, str] = field(default_factory=dict)
     seconds: list[float] = field(default_factory=list)
 
-    def add(self, event: Event) -> Standing:
-        key = event.planned.key
+    def add(self, event: Event) -> None:
+        key, done, failures = event.planned.key, self.standing.done, dict(self.standing.failures)
         if event.started:
             self.running[key] = (event.planned, time.monotonic())
         else:
             _, started = self.running.pop(key)
             self.seconds.append(time.monotonic() - started)
             if event.failure is None:
-                self.done += 1
+                done += 1
             else:
-                self.failures[key] = event.failure.reason
-        rest = self.total - self.before - self.done - len(self.failures)
-        left = median(self.seconds) * rest / self.workers if self.seconds else None
+                failures[key] = event.failure.reason
         running = tuple(planned for planned, _ in self.running.values())
-        return Standing(self.total, self.done, self.before, running, dict(self.failures), left, event)
+        self.standing = replace(self.standing, done=done, running=running, failures=failures, last=event)
+        if self.seconds:
+            left = median(self.seconds) * self.standing.missing / self.workers
+            self.standing = replace(self.standing, seconds_left=left)
 
 
 def sweep(
@@ -95,18 +93,17 @@ def sweep(
             if not missing and study.goal is not None:
                 _reject_unmeasured(study.goal, out)
             _write_study(study, out)
-        count = _Count(len(planned), len(planned) - len(missing), workers)
-        standing = Standing(count.total, 0, count.before, (), {}, None)
-        watch(standing)
+        progress = _Progress(Standing(len(planned), 0, len(planned) - len(missing), (), {}, None), workers)
+        watch(progress.standing)
         for event in _events(on, missing, run, workers, should_stop):
             if event.trial is not None:
                 store.append(event.planned.key, event.trial)
-            standing = count.add(event)
-            watch(standing)
+            progress.add(event)
+            watch(progress.standing)
         labels = {one.key: f"{one.label}, seed {one.seed}" for one in planned}
-        failures = {labels[key]: why for key, why in standing.failures.items()}
+        failures = {labels[key]: why for key, why in progress.standing.failures.items()}
         write_atomic(out / FAILURES, json.dumps(failures, indent=2) + "\n")
-    return standing
+    return progress.standing
 
 
 def _events(on: str, missing: Sequence[Planned], run: Run, workers: int, should_stop: Stop) -> Iterator[Event]:
