@@ -37,7 +37,7 @@ ALLOWED: dict[str, set[str]] = {
     "estimator": _EXPERIMENT | {"experiment"},
     "study": _EXPERIMENT | {"experiment"},
     "report": {"core", "metrics", "study", "releases", "catalog"},
-    "statement": {"core", "metrics", "accounting", "runs", "catalog"},
+    "statement": {"core", "data", "metrics", "accounting", "runs", "catalog"},
     "explorer": _EVERYTHING,  # never cli
     "cli": _EVERYTHING | {"explorer"},
     "__init__": _EVERYTHING,

@@ -32,7 +32,7 @@ from discreet.audit.aspects import Aspect, Untested
 from discreet.audit.watch import CANARIES
 from discreet.core.errors import DataError
 from discreet.core.guarantee import Guarantee
-from discreet.data.samplers import CyclicPoisson, FixedSize, Poisson, RandomAllocation, Sampler, TruncatedPoisson
+from discreet.data.samplers import KINDS, CyclicPoisson, FixedSize, Poisson, RandomAllocation, Sampler, TruncatedPoisson
 from discreet.protections.base import GradientProtection
 from discreet.protections.dp_sgd import DPSGD
 
@@ -50,9 +50,6 @@ CHECKED = (
 _TOLERANCE = 0.01  # of the clip norm, for the rounding of sums; a fault of clipping is of the size of the norm itself
 _LEVELS, _LATTICE = 1024, 1 << 22  # of squared deviations, and the longest exact distribution of a sum
 _MOST = 1 << 20  # batches, or units, in an exact distribution
-_SAMPLERS: dict[str, type[Sampler]] = {
-    one.__name__: one for one in (Poisson, TruncatedPoisson, RandomAllocation, CyclicPoisson, FixedSize)
-}
 
 Floats = npt.NDArray[np.float64]
 
@@ -186,7 +183,8 @@ def _cost(record: Mapping[str, Any], protect: object, stated: Guarantee | None) 
 
 def _sampler(batches: Mapping[str, Any]) -> Sampler:
     values = dict(batches["sampler"])
-    return _SAMPLERS[values.pop("kind")](**values)
+    kind = values.pop("kind")
+    return next(one for one in KINDS if one.__name__ == kind)(**values)
 
 
 def _batches(batches: Mapping[str, Any], aspect: Aspect, misread: int) -> Check:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -28,10 +29,13 @@ Visible = Literal["sum", "each"]
 class Sampler(ABC):
     """Base class of samplers: selects the units of each batch and accounts for the sampling.
 
-    `name` tells its settings from those of `Poisson` and `FixedSize`, which have none.
+    `name` tells its settings from those of `Poisson` and `FixedSize`, which have none. `drawing` says in a statement
+    how units are drawn, by the names of the settings.
     """
 
     name: ClassVar[str] = ""
+    drawing: ClassVar[str] = "In every step each {unit} is drawn with probability {rate}."
+    separate_steps: ClassVar[bool] = True  # whether the batch of a step does not depend on those of other steps
 
     @abstractmethod
     def draw(self, step: int, n: int, rng: Rng) -> Indices:
@@ -259,6 +263,10 @@ class TruncatedPoisson(Sampler):
     """
 
     name: ClassVar[str] = "truncated-poisson"
+    drawing: ClassVar[str] = (
+        "In every step each {unit} is drawn with probability {rate}; of more than {largest} of them, {largest} remain, "
+        "chosen at random."
+    )
 
     rate: float
     largest: int
@@ -315,6 +323,8 @@ class RandomAllocation(Sampler):
     """
 
     name: ClassVar[str] = "random-allocation"
+    drawing: ClassVar[str] = "In every {bins} steps each {unit} is drawn for exactly one of them, at random."
+    separate_steps: ClassVar[bool] = False
 
     bins: int
 
@@ -379,6 +389,11 @@ class CyclicPoisson(Sampler):
     """
 
     name: ClassVar[str] = "cyclic-poisson"
+    drawing: ClassVar[str] = (
+        "The {unit}s are divided once, at random, into {groups} groups, which the steps take in turn. Each {unit} of a "
+        "step's group is drawn with probability {rate}."
+    )
+    separate_steps: ClassVar[bool] = False
 
     groups: int
     rate: float
@@ -413,6 +428,20 @@ class CyclicPoisson(Sampler):
     def spends(self, steps: int, n: int) -> int:
         """Return the number of cycles that so many steps begin."""
         return -(-steps // self.groups)
+
+
+# Those that a user chooses by name, with batches of an expected size (`expecting`).
+SAMPLERS: dict[str, type[Poisson | TruncatedPoisson | RandomAllocation]] = {
+    "poisson": Poisson,
+    TruncatedPoisson.name: TruncatedPoisson,
+    RandomAllocation.name: RandomAllocation,
+}
+KINDS: tuple[type[Sampler], ...] = (*SAMPLERS.values(), FixedSize, Shuffled, CyclicPoisson)
+
+
+def sampler_kind(facts: Mapping[str, Any]) -> type[Sampler]:
+    """Return the class of the sampler with these facts; without a name, that of Poisson batches."""
+    return next((kind for kind in KINDS if kind.name and kind.name == facts.get("name")), Poisson)
 
 
 def _noise_of(event: DpEvent, sampler: Sampler, visible: Visible) -> float:

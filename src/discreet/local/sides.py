@@ -13,7 +13,7 @@ from discreet.local.client import person_ledger
 from discreet.local.folder import CLIENT, HEAD, LEDGER, PATH, SERVER, SETTINGS, ClientSettings, ServerSettings
 from discreet.local.server import linear_head
 from discreet.models.classifier import Classifier
-from discreet.models.encoder import MINILM, MINILM_SHA256
+from discreet.models.encoder import MINILM, MINILM_SHA256, save_tokenizer
 from discreet.protections.base import Protection
 from discreet.protections.local.protection import LocalPrivacy
 from discreet.protections.local.query import LocalQuery, QueryPath
@@ -91,6 +91,6 @@ def _write_encoder(folder: Path, model: Classifier) -> None:
     """Write tokenizer and weights, unless they are the built-in ones, which every installation has."""
     if model.settings.encoder == MINILM and model.settings.frozen and model.fingerprint == MINILM_SHA256:
         return
-    model.tokenizer.save_pretrained(folder / "tokenizer")
+    save_tokenizer(model.tokenizer, folder / "tokenizer")
     write_atomic(folder / "encoder.json", encoder_config(model), private=False)
     save_tensors(model.encoder.state_dict(), folder / "encoder.safetensors")

@@ -60,6 +60,15 @@ def load_tokenizer(folder: Path) -> Any:
         raise ModelError(f"Expected a tokenizer at {str(folder)!r}. {first_line(error)} Save it again.") from None
 
 
+def save_tokenizer(tokenizer: Any, folder: Path) -> None:
+    """Write a tokenizer without the truncation of its last call, which would reveal that there were long texts."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        backend.no_truncation()
+        backend.no_padding()
+    tokenizer.save_pretrained(folder)
+
+
 def fresh_module(about: dict[str, Any], stored: Mapping[str, Tensor]) -> nn.Module:
     """Return a network with the shape in `encoder.json`, to load the stored weights into.
 

@@ -14,7 +14,7 @@ from discreet.core.errors import ModelError, UnsupportedError
 from discreet.core.files import cannot_write, save_tensors, write_atomic
 from discreet.models.base import TextModel
 from discreet.models.classifier import Classifier
-from discreet.models.encoder import quiet
+from discreet.models.encoder import quiet, save_tokenizer
 from discreet.models.language_model import LanguageModel
 from discreet.models.lora import merged
 from discreet.models.sequence_classifier import parts_of
@@ -39,7 +39,7 @@ def save_pretrained(model: TextModel, folder: Path | str, card: Callable[[str], 
         folder.mkdir(parents=True, exist_ok=True)
         with quiet():
             network.save_pretrained(folder)
-            model.tokenizer.save_pretrained(folder)
+            save_tokenizer(model.tokenizer, folder)
         if head:
             save_tensors(head, folder / HEAD, {"format": "pt"})
         if card is not None:

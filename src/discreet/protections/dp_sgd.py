@@ -30,7 +30,7 @@ from discreet.core.errors import (
 from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng
 from discreet.core.settings import option_field
-from discreet.data.samplers import CyclicPoisson, Poisson, RandomAllocation, Sampler, TruncatedPoisson
+from discreet.data.samplers import SAMPLERS, CyclicPoisson, Poisson, Sampler
 from discreet.mechanisms.correlated import (
     BANDED,
     CORRELATIONS,
@@ -59,7 +59,6 @@ from discreet.protections.base import (
 if TYPE_CHECKING:
     from dp_accounting.dp_event import DpEvent
 
-POISSON, TRUNCATED, ALLOCATION = SAMPLERS = ("poisson", "truncated-poisson", "random-allocation")
 _DECAY, _BANDS = 0.9, 4
 HEAD_SHARE = 0.2  # share of the steps of the head alone, before all layers: docs/decisions/private_training.md
 _CLIPPINGS: dict[str, Callable[[float], Clip]] = {"flat": Flat, "per-layer": PerLayer, "automatic": Automatic}
@@ -100,9 +99,7 @@ class DPSGD(GradientProtection):
     false_positive_rate: float = option_field(
         0.01, "False positive rate at which the true positive rate is limited.", "Budget", show=False
     )
-    sampler: str | None = option_field(
-        None, "poisson, truncated-poisson or random-allocation.", "Method", "poisson; set by the correlation"
-    )
+    sampler: str | None = option_field(None, f"{', '.join(SAMPLERS)}.", "Method", "poisson; set by the correlation")
     correlation: str | None = option_field(
         None, "Noise between steps: independent, lambda-cgd or banded.", "Method", "independent"
     )
@@ -262,7 +259,7 @@ class DPSGD(GradientProtection):
         remedy = "Rounds are separate releases, whose batches and noise cannot depend on each other; leave it out."
         if self.correlated is not None:
             raise invalid("correlation", self.correlation, "left out at a client", remedy)
-        if self.sampler == ALLOCATION:
+        if self.sampler is not None and not SAMPLERS[self.sampler].separate_steps:
             raise invalid("sampler", self.sampler, "left out at a client", remedy)
 
     def check_own_loop(self) -> None:
@@ -277,11 +274,7 @@ class DPSGD(GradientProtection):
         size = min(size, units)
         if self.correlated is not None:
             return CyclicPoisson(*self.correlated.groups_for(size, units))
-        if self.sampler == TRUNCATED:
-            return TruncatedPoisson.expecting(size, units)
-        if self.sampler == ALLOCATION:
-            return RandomAllocation.expecting(size, units)
-        return Poisson.expecting(size, units)
+        return SAMPLERS[self.sampler or "poisson"].expecting(size, units)
 
     def check_sampler(self, sampler: Sampler, counted: Sampler) -> None:
         """Reject a sampler under which noise of this correlation has no proof."""

@@ -41,7 +41,7 @@ from discreet.metrics.utility import in_sentences
 from discreet.models.base import TextModel
 from discreet.models.bilstm import BiLSTM
 from discreet.models.classifier import Classifier, ModelSettings
-from discreet.models.encoder import BILSTM, CAUSAL, WRONG_KIND, assemble, fresh_module, load_tokenizer
+from discreet.models.encoder import BILSTM, CAUSAL, WRONG_KIND, assemble, fresh_module, load_tokenizer, save_tokenizer
 from discreet.models.language_model import LanguageModel
 from discreet.models.pretrained import save_pretrained
 from discreet.models.settings import TrainSettings
@@ -397,7 +397,7 @@ def finish(
     """Write a finished run into its workspace, and rename that atomically to `out`."""
     try:
         save_tensors(model.weights(), workspace / "model.safetensors", {"format": "pt", "discreet": str(_FORMAT)})
-        _reset(model.tokenizer).save_pretrained(workspace / "tokenizer")
+        save_tokenizer(model.tokenizer, workspace / "tokenizer")
         texts = {
             "encoder.json": encoder_config(model),
             "settings.toml": settings_text(settings),
@@ -451,15 +451,6 @@ def ledgers_of(folder: Path) -> dict[str, tuple[int, str]]:
         statement = Ledger.read(path)
         found[path.relative_to(folder).as_posix()] = (statement.spends, statement.check)
     return found
-
-
-def _reset(tokenizer: Any) -> Any:
-    """Return a tokenizer without the truncation of its last call, which would reveal that there were long texts."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is not None:
-        backend.no_truncation()
-        backend.no_padding()
-    return tokenizer
 
 
 def settings_text(settings: RunSettings) -> str:

@@ -31,15 +31,6 @@ _WORDS_NOT = (
     "the meaning of a text as a whole: the guarantee is that of each word, and a text costs the sum over its words",
 )
 
-# How the batches of DP-SGD are drawn, by the name of the sampler; Poisson batches have no name.
-DRAWING = {
-    "": "In every step each {unit} is drawn with probability {rate}.",
-    "truncated-poisson": "In every step each {unit} is drawn with probability {rate}; of more than {largest} of them, "
-    "{largest} remain, chosen at random.",
-    "random-allocation": "In every {bins} steps each {unit} is drawn for exactly one of them, at random.",
-    "cyclic-poisson": "The {unit}s are divided once, at random, into {groups} groups, which the steps take in turn. "
-    "Each {unit} of a step's group is drawn with probability {rate}.",
-}
 # How the noise of DP-SGD depends on that of other steps, by the name of the correlation.
 CORRELATED = {
     "lambda-cgd": ", less {decay} times the noise that was drawn for the step before",

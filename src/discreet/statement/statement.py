@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Any
 from discreet import __version__
 from discreet.core.guarantee import Adjacency, Caveat, Guarantee, in_digits, strength
 from discreet.core.task import Task
+from discreet.data.samplers import Poisson, RandomAllocation, Sampler, TruncatedPoisson, sampler_kind
 from discreet.statement.facts import TRAINED, Facts, Kind, finite, innermost, record_of
 from discreet.statement.methods import (
     CENTRAL,
     CORRELATED,
-    DRAWING,
     ENCRYPTED,
     FEDERATED,
     LATER,
@@ -622,15 +622,12 @@ def _measured(facts: Facts) -> list[dict[str, Any]]:
     return rows
 
 
-# A setting that only this sampler has.
-_SAMPLERS = {"largest": "truncated-poisson", "bins": "random-allocation", "groups": "cyclic-poisson"}
-
-
 def _template_values(facts: Facts) -> dict[str, Any]:
     from discreet.accounting.events import RandomAllocationDpEvent, TruncatedSubsampledGaussianDpEvent
 
     protection, sampler = dict(facts.protection or {}), facts.metrics.get("sampler")
     values: dict[str, Any] = {**protection, "unit": facts.unit}
+    kind: type[Sampler] = Poisson
     if facts.ledger is not None and len(facts.ledger.spent) == 1:  # what was paid for, if a run does not record it
         event = facts.ledger.spent[0][0]
         for name, value in (
@@ -641,19 +638,18 @@ def _template_values(facts: Facts) -> dict[str, Any]:
             if value is not None:
                 values.setdefault(name, value)
         if isinstance(event, RandomAllocationDpEvent):  # an epoch is one spend
+            kind = RandomAllocation
             values |= {"steps": f"At most {facts.ledger.spends * event.bins}", "bins": event.bins}
         elif isinstance(event, TruncatedSubsampledGaussianDpEvent):
-            values["largest"] = event.truncated_batch_size
+            kind, values["largest"] = TruncatedPoisson, event.truncated_batch_size
     if isinstance(sampler, Mapping):
-        values |= {name: sampler[name] for name in _SAMPLERS if name in sampler}
-        if "rate" in sampler:
-            values["rate"] = float(sampler["rate"])
+        kind = sampler_kind(sampler)
+        values |= {name: value for name, value in sampler.items() if name != "name"}
     if _steps(facts) is not None:
         values["steps"] = _steps(facts)
     if isinstance(protection.get("mix"), int):
         values["others"] = protection["mix"] - 1
-    drawing = next((name for setting, name in _SAMPLERS.items() if setting in values), "")
-    values["drawing"] = filled(DRAWING[drawing], values)
+    values["drawing"] = filled(kind.drawing, values)
     correlated = CORRELATED.get(str(protection.get("correlation")), "")
     values["correlated"] = filled(correlated, values)
     values["later"] = filled(LATER, values) if correlated else ""

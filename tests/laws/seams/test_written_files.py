@@ -213,13 +213,14 @@ def test_who_is_in_a_batch_does_not_depend_on_where_a_unit_first_appears(tmp_pat
         assert drawn[0] == drawn[1]
 
 
+@pytest.mark.parametrize("name", ["dp-sgd", "ldp"])
 def test_without_held_out_rows_nothing_tells_of_a_long_text(
-    runs: Callable[..., dict[str, bytes]], tiny_encoder: Callable[[str], Path]
+    name: str, runs: Callable[..., dict[str, bytes]], tiny_encoder: Callable[[str], Path]
 ) -> None:
     """The tokenizer's last call was the one that counts how many texts were cut: its state was saved with it."""
     rows = corpus(1)
     other = changed(rows, "p000", " ".join(["mother call note"] * 40))
-    one, two = (runs("dp-sgd", each, tiny_encoder("bert"), None, validation="0") for each in (rows, other))
+    one, two = (runs(name, each, tiny_encoder("bert"), None, validation="0") for each in (rows, other))
     same_files(one, two)
 
 
