@@ -20,7 +20,7 @@ from discreet.core.guarantee import Caveat, Guarantee
 from discreet.data.sources import TextSource
 from discreet.federated.aggregation import Payload
 from discreet.federated.central import CentralDP
-from discreet.federated.client import CLIENT_LEDGER, Client, Task
+from discreet.federated.client import CLIENT_LEDGER, Assignment, Client
 from discreet.federated.flower import serve
 from discreet.federated.planned import ANSWERS
 from discreet.federated.run import FederateOptions, client_folder, federate, local_grid, private_folder, run_in_process
@@ -32,7 +32,7 @@ from discreet.runs.checkpoint import LEDGER, trained
 from discreet.statement.facts import read_facts
 
 Settings = Callable[..., Federation]
-TASK = Task(round=1, first=0, local_steps=1, steps=4, batch_size=10)
+TASK = Assignment(round=1, first=0, local_steps=1, steps=4, batch_size=10)
 STEP = {"round": 1, "first": 0, "local_steps": 1, "steps": 4, "batch_size": 10}
 PRIVATE = CentralDP(epsilon=2.0, delta=1e-3, rate=0.4)
 
@@ -149,7 +149,7 @@ def test_an_error_at_a_client_is_told_by_its_type_and_the_step_stays_counted(
 ) -> None:
     update = Client.update
 
-    def fails(self: Client, task: Task, weights: Any) -> Any:
+    def fails(self: Client, task: Assignment, weights: Any) -> Any:
         answer = update(self, task, weights)
         if self.number == 1 and task.round == 2:
             raise DataError("Expected a class, got 'irena rybak called'.")
@@ -215,7 +215,7 @@ def test_more_rounds_than_planned_without_a_budget_are_an_estimate(settings: Set
     client = Client(settings(protect=DPSGD(noise_multiplier=1.0)), 0, tmp_path / "client")
     first, again = ask(client, steps=1), ask(client, steps=1)
     assert np.array_equal(first.arrays["head.weight"], again.arrays["head.weight"])
-    task = Task(1, 0, 1, 1, 10)
+    task = Assignment(1, 0, 1, 1, 10)
     stated = client.training(task).job.step.guarantee()
     assert stated is not None and stated.certified
     moved = ask(client, more=1e-3, steps=1)
@@ -318,7 +318,7 @@ def test_nothing_that_is_written_or_printed_depends_on_who_took_part_or_failed(
     shared, printed, private = [], [], []
     for case, (chosen, fault) in enumerate([((0,), None), ((1, 2), None), ((1, 2), "error"), ((1, 2), "nan")]):
 
-        def broken(self: Client, task: Task, weights: Any, fault: str | None = fault) -> Any:
+        def broken(self: Client, task: Assignment, weights: Any, fault: str | None = fault) -> Any:
             answer = update(self, task, weights)
             if fault == "error" and self.number == 2:
                 raise DataError("irena")

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from discreet import Rng
 from discreet.core.ckks import SLOTS
 from discreet.core.errors import DataError, ModelError, UnsupportedError
+from discreet.core.task import Task
 from discreet.local.encrypted import EncryptedClient, EncryptedHead, Packing, packed, unpacked
 from discreet.local.head import Head
 from discreet.local.limits import Limits
@@ -23,7 +24,7 @@ from discreet.local.remote import RemoteServer
 def head_of(width: int, outputs: int, task: str = "classification") -> Head:
     rng = np.random.default_rng(outputs)
     layer = rng.normal(size=(outputs, width)).astype(np.float32), rng.normal(size=outputs).astype(np.float32)
-    return Head((layer,), tuple(f"class {i}" for i in range(outputs)) if task == "classification" else (), task)
+    return Head((layer,), tuple(f"class {i}" for i in range(outputs)) if task == "classification" else (), Task(task))
 
 
 @pytest.mark.parametrize(

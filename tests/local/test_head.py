@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from discreet.core.errors import DataError, ModelError
+from discreet.core.task import Task
 from discreet.local.head import Head
 from discreet.local.server import ServerSide
 from discreet.models.classifier import head as head_of
@@ -22,7 +23,7 @@ def test_it_says_what_the_server_side_says(kind: str, hidden: tuple[int, ...]) -
 
 
 def test_scores_are_answered_for_regression() -> None:
-    side = ServerSide(head_of("linear", 6, 1).eval(), 6, (), "regression")
+    side = ServerSide(head_of("linear", 6, 1).eval(), 6, (), Task.REGRESSION)
     vectors = torch.randn(2, 6)
     found = Head.of(side).answers(vectors.numpy())
     assert [answer["score"] for answer in found] == pytest.approx(side.answer(vectors)[:, 0].tolist(), abs=1e-6)

@@ -21,7 +21,7 @@ from discreet.core.guarantee import Guarantee
 from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
 from discreet.data.sources import TextSource, load
-from discreet.federated.client import Client, Task
+from discreet.federated.client import Assignment, Client
 from discreet.federated.settings import Federation
 from discreet.models.classifier import Classifier
 from discreet.models.settings import ModelSettings
@@ -141,7 +141,7 @@ def test_all_doors_add_to_one_total_which_python_and_the_terminal_show(
         )
         client = Client(settings, 0, tmp_path / "client", corpus=corpus)
         weights = {name: p.detach().numpy() for name, p in client.model.named_parameters() if p.requires_grad}
-        client.update(Task(1, 0, 1, 4, 10), weights)
+        client.update(Assignment(1, 0, 1, 4, 10), weights)
         client.close(finished=True)
     # Every release until here is under zero-out: the terminal, for the patient with the largest total, says the same.
     each = [People().guarantee_of(record) for record in People().records()]

@@ -24,6 +24,7 @@ import typer
 
 from discreet.catalog import CORPORA
 from discreet.core.errors import SettingError, Spelling, invalid, one_of, positive, whole
+from discreet.core.guarantee import DEFAULT_DELTA
 from discreet.core.settings import option_field
 from discreet.core.task import Task
 from discreet.models.settings import RANK
@@ -95,7 +96,7 @@ class SourceOptions:
 class CommonOptions:
     """Options that `train`, `tune` and `federate` share."""
 
-    delta: str = option_field("auto", "auto is 0.1 / number of units, at most 1e-5.", "Privacy")
+    delta: str = option_field("auto", f"auto is {DEFAULT_DELTA}.", "Privacy")
     noise_seed: int | None = option_field(
         None, "Fixed seed of the noise, for experiments; epsilon is then an estimate.", "Privacy", "secret"
     )
@@ -170,7 +171,7 @@ def task_of(name: str | None) -> LabelTask | None:
     """Return how labels are read for a task; a language model reads texts without them."""
     if name is None:
         return None
-    task = Task(one_of("task", name, [str(one) for one in Task if one is not Task.UNLABELLED]))
+    task = Task(one_of("task", name, [str(one) for one in Task if one.is_trained]))
     return "unlabelled" if task.is_language else str(task)  # type: ignore[return-value]
 
 

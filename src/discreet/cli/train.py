@@ -39,7 +39,7 @@ from discreet.cli.output import (
 )
 from discreet.core.errors import invalid, one_of
 from discreet.core.files import finite
-from discreet.core.guarantee import in_digits
+from discreet.core.guarantee import DEFAULT_DELTA, in_digits
 from discreet.core.settings import option_field
 from discreet.models.settings import SEPARATE, ModelSettings, TrainSettings
 
@@ -388,9 +388,7 @@ def _delta(text: str) -> float | None:
     try:
         return float(text)
     except ValueError:
-        raise invalid(
-            "delta", text, "auto or a number in (0, 1)", "auto is 0.1 / number of units, at most 1e-5."
-        ) from None
+        raise invalid("delta", text, "auto or a number in (0, 1)", f"auto is {DEFAULT_DELTA}.") from None
 
 
 def _print_privacy(result: dict[str, Any]) -> None:

@@ -34,6 +34,7 @@ CHOICE = (
     "except through what the guarantee covers"
 )
 
+DEFAULT_DELTA = "0.1 / number of units, at most 1e-5"  # `delta_for` in words
 LARGEST_DELTA = 1e-5  # of a default; NIST SP 800-226, as commonly summarised, calls larger values suspicious
 
 _MEANING = {
@@ -282,7 +283,7 @@ def in_digits(bound: float, digits: int = 4) -> str:
 
 
 def delta_for(units: int) -> float:
-    """Return the default delta, 0.1 / number of units and at most 1e-5.
+    """Return the default delta, which `DEFAULT_DELTA` describes.
 
     >>> delta_for(2000), delta_for(50_000)
     (1e-05, 2e-06)

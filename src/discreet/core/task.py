@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
-Answer = Literal["class", "score", "tokens", "none"]
+Answer = Literal["class", "score", "tokens", "class of each token", "none"]
 
 
 class Task(StrEnum):
@@ -22,6 +22,7 @@ class Task(StrEnum):
     CLASSIFICATION = "classification"
     REGRESSION = "regression"
     LM = "lm"
+    TOKEN_CLASSIFICATION = "token classification"
     UNLABELLED = "unlabelled"
 
     @property
@@ -45,8 +46,13 @@ class Task(StrEnum):
         return self.has_classes or self.has_scores
 
     @property
+    def is_trained(self) -> bool:
+        """Whether `discreet train` trains models for it."""
+        return bool(self.main)
+
+    @property
     def main(self) -> str:
-        """The main metric of a model."""
+        """The main metric of a model, if it is trained here."""
         return _FACTS[self].main
 
     @property
@@ -78,5 +84,6 @@ _FACTS = {
     Task.CLASSIFICATION: _Facts("class", "accuracy", "matthews", "accuracy", "text-classification"),
     Task.REGRESSION: _Facts("score", "pearson", "pearson", "mean of 1 / (1 + squared error)", "text-classification"),
     Task.LM: _Facts("tokens", "perplexity", None, "mean probability of a token", "text-generation"),
+    Task.TOKEN_CLASSIFICATION: _Facts("class of each token"),  # a model of transformers that is attacked
     Task.UNLABELLED: _Facts("none"),
 }

@@ -68,6 +68,7 @@ class Federation:
 
     def __post_init__(self) -> None:
         """Reject settings outside their range, and protections that cannot be applied at a client."""
+        object.__setattr__(self, "task", Task(self.task))
         whole("clients", self.clients)
         one_of("exchange", self.exchange, EXCHANGES)
         one_of("partition", self.partition, PARTITIONS)

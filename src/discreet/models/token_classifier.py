@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from discreet.core.errors import DataError, UnsupportedError
+from discreet.core.task import Task
 from discreet.models.base import TextModel
 from discreet.models.encoder import assemble
 from discreet.models.sequence_classifier import base_of, probe, same_scores, unwrapped, without_pooler
@@ -36,7 +37,7 @@ class TokenClassifier(TextModel):
         encoder = without_pooler(network.base_model)
         flags = {weight: weight.requires_grad for weight in network.parameters()}
         name = type(network).__name__
-        super().__init__(assemble(name, encoder, tokenizer, ""), ModelSettings(name), "token classification")
+        super().__init__(assemble(name, encoder, tokenizer, ""), ModelSettings(name), Task.TOKEN_CLASSIFICATION)
         self.head = head
         object.__setattr__(self, "network", network)  # its parts are registered once, as encoder and head
         for weight, trained in flags.items():

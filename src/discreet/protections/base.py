@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from discreet.core.errors import UnsupportedError, invalid, open_probability, positive, whole
-from discreet.core.guarantee import Adjacency, Guarantee, in_digits
+from discreet.core.guarantee import DEFAULT_DELTA, Adjacency, Guarantee, in_digits
 from discreet.core.randomness import Rng
 from discreet.core.settings import as_dict, option
 from discreet.data.samplers import FixedSize, Poisson, Sampler, Shuffled
@@ -49,7 +49,7 @@ FEW_UNITS = 5000  # with fewer units, protected training of all layers mostly le
 _FEW_PAIRS, _SMALL_WIDTH = 5000, 512  # pairs that are few, and the width of a small encoder
 FROZEN = ("head", "pooler+head")  # values of `train` that leave the encoder frozen
 RESOLVED = {"resolved": True}  # metadata of a field that `resolve` sets and users do not
-DELTA = option("Delta of the guarantee; well below 1 / number of units.", "Budget", "0.1 / units, at most 1e-5")
+DELTA = option("Delta of the guarantee; well below 1 / number of units.", "Budget", DEFAULT_DELTA)
 _ACTS_ON: dict[str, str] = {
     "text": "text (SanText, SanTextPlus, NoisyWords)",
     "representation": "sentence vectors (TextHide, InstanceEncoding, LocalPrivacy)",

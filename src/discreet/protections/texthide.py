@@ -336,31 +336,34 @@ def capped(weights: Floats, cap: float | None) -> Floats:
     return np.minimum(weights, cap)
 
 
-class _Masked(nn.Module):
-    """Secret signs of vectors, which are not saved and not in the repr."""
+class OneMask(nn.Module):
+    """Apply one mask, as the paper's code does; the mask is not saved and not in the repr."""
 
     mask: Tensor
 
     def __init__(self, mask: Tensor) -> None:
-        """Register one mask, or several, as a buffer that is not saved."""
+        """Register the mask as a buffer that is not saved."""
         super().__init__()
         self.register_buffer("mask", mask, persistent=False)
-
-
-class OneMask(_Masked):
-    """Apply one mask, as the paper's code does."""
 
     def forward(self, vectors: Tensor) -> Tensor:
         """Return masked vectors."""
         return vectors * self.mask.to(vectors.dtype)
 
 
-class AllMasks(_Masked):
-    """Apply every mask of the pool, to average predictions."""
+class AllMasks(nn.Module):
+    """Apply every mask of the pool, to average predictions; the masks are not saved and not in the repr."""
+
+    masks: Tensor
+
+    def __init__(self, masks: Tensor) -> None:
+        """Register the masks as a buffer that is not saved."""
+        super().__init__()
+        self.register_buffer("masks", masks, persistent=False)
 
     def forward(self, vectors: Tensor) -> Tensor:
         """Return the vectors under each mask, (masks, rows, width)."""
-        return vectors * self.mask.to(vectors.device, vectors.dtype)[:, None, :]
+        return vectors * self.masks.to(vectors.device, vectors.dtype)[:, None, :]
 
 
 def fold(model: Classifier, query: OneMask) -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from discreet.core.errors import DataError, LedgerError, ModelError, first_line, invalid, setting
 from discreet.core.files import check_digests, in_unfinished_run, recorded_ledger
-from discreet.core.guarantee import Adjacency, Caveat, Guarantee, in_digits
+from discreet.core.guarantee import DEFAULT_DELTA, Adjacency, Caveat, Guarantee, in_digits
 from discreet.core.task import Task
 
 if TYPE_CHECKING:
@@ -325,7 +325,10 @@ def _bare_ledger(path: Path, ledger: Path | None, delta: float | None) -> Facts:
     spent = _ledger(file, path)
     if delta is None and spent.budget is None:
         raise invalid(
-            "delta", None, "set for a ledger without a budget", "The guarantee needs it; use min(1e-5, 0.1 / units)."
+            "delta",
+            None,
+            "set for a ledger without a budget",
+            f"The guarantee needs it; by default it is {DEFAULT_DELTA}.",
         )
     return Facts(
         Kind.LEDGER,

@@ -155,7 +155,9 @@ def read_result(folder: str | Path) -> StudyResult:
     goal = _goal_of(study)
     known = list(dict.fromkeys(name for point in points for name in point.utility))
     wanted = None if goal is None else goal.utility
-    utility = wanted or next((task.main for task in Task if task.main in known), known[0] if known else "")
+    utility = wanted or next(
+        (task.main for task in Task if task.is_trained and task.main in known), known[0] if known else ""
+    )
     if utility not in known:
         raise DataError(f"Expected utility {utility!r} in the trials. They have {', '.join(known) or 'none'}.")
     recommended = None if goal is None else best(points, goal, utility)
