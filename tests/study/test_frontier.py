@@ -8,7 +8,16 @@ from discreet.core.errors import SettingError
 from discreet.core.randomness import Rng
 from discreet.core.types import Leakage, Trial
 from discreet.study.file import Goal
-from discreet.study.frontier import Measured, best, frontier, over_seeds, points_of, safe_limit, well_behaved
+from discreet.study.frontier import (
+    Measured,
+    best,
+    frontier,
+    keeps_floor,
+    over_seeds,
+    points_of,
+    safe_limit,
+    well_behaved,
+)
 
 
 def trial(name: str, epsilon: float, leak: float, accuracy: float, seed: int = 0, bound: float | None = None) -> Trial:
@@ -127,5 +136,8 @@ def test_of_two_losses_the_smaller_is_better(metric: str) -> None:
     ]  # fmt: skip
     found = best(points, Goal("a/m", ceiling=0.16), metric)
     assert found is not None and found.label == "x, epsilon 1"
-    found = best(points, Goal("a/m", floor=0.22), metric)
+    goal = Goal("a/m", floor=0.22)
+    found = best(points, goal, metric)
     assert found is not None and found.label == "x, epsilon 8"
+    kept = [point for point in points if keeps_floor(point, goal, metric)]
+    assert found in kept and all(point.utility[metric].high <= 0.22 for point in kept) and len(kept) < len(points)

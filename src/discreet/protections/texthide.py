@@ -191,7 +191,7 @@ class TextHide(RepresentationProtection):
 
     def averaged(self, width: int, secret: Rng) -> AllMasks:
         """Return a query module for `predict(model, rows, query=…)` that averages over the pool, without mixing."""
-        if not self.masked:
+        if not self.pool_size:
             raise invalid("masks", self.pool_size, "at least 1 and not fresh", "There is no pool to average over.")
         return AllMasks(self.pool(width, secret))
 

@@ -10,7 +10,7 @@ from discreet.releases.description import describe_release
 from discreet.report.brief import noise_words
 from discreet.report.words import of_rows
 from discreet.study.file import Goal
-from discreet.study.frontier import Point, frontier, limit_for, no_better_than_constant
+from discreet.study.frontier import Point, frontier, keeps_floor, limit_for, no_better_than_constant
 from discreet.study.result import StudyResult
 
 ROWS = 12  # settings in the first table; with more of them it has those on the frontier, and the others are folded
@@ -72,7 +72,7 @@ def _kept(point: Point, goal: Goal | None, utility: str) -> str:
         return "no: useless"
     if goal.ceiling is not None:
         return "yes" if limit_for(point, goal) <= goal.ceiling else "no: leaks more"
-    return "yes" if goal.floor is None or point.utility[utility].low >= goal.floor else "no: below the floor"
+    return "yes" if keeps_floor(point, goal, utility) else "no: below the floor"
 
 
 def why_other_epsilon(point: Point, points: Sequence[Point]) -> str:

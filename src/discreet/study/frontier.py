@@ -215,12 +215,16 @@ def best(points: Sequence[Point], goal: Goal, utility: str) -> Point | None:
     if goal.ceiling is not None:
         allowed = [p for p in known if limit_for(p, goal) <= goal.ceiling]
         return max(allowed, key=lambda p: _gain(p, utility), default=None)
-    assert goal.floor is not None
-    if utility in LOWER_IS_BETTER:
-        useful = [p for p in known if p.utility[utility].high <= goal.floor]
-    else:
-        useful = [p for p in known if p.utility[utility].low >= goal.floor]
+    useful = [p for p in known if keeps_floor(p, goal, utility)]
     return min(useful, key=lambda p: (limit_for(p, goal), -_gain(p, utility)), default=None)
+
+
+def keeps_floor(point: Point, goal: Goal, utility: str) -> bool:
+    """Return whether the utility of a point is surely not worse than the floor of a goal, if it has one."""
+    if goal.floor is None:
+        return True
+    measured = point.utility[utility]
+    return measured.high <= goal.floor if utility in LOWER_IS_BETTER else measured.low >= goal.floor
 
 
 def unmeasured(key: str, name: str, known: Sequence[str], why: str = "") -> SettingError:
