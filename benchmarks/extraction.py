@@ -35,15 +35,14 @@ from discreet.experiment.attack.runner import attack_once
 from discreet.experiment.attack.scene import Scene, Target
 from discreet.metrics.intervals import clopper_pearson
 from discreet.models.base import TextModel
+from discreet.models.build import cache_folder
 from discreet.models.classifier import Classifier
-from discreet.models.encode import cache_folder
 from discreet.models.language_model import LanguageModel
 from discreet.models.settings import TrainSettings
 from discreet.protections.base import Conditions
 from discreet.protections.dp_sgd import DPSGD
 from discreet.runs.folder import RunChoices
-from discreet.training.job import Job
-from discreet.training.loop import train
+from discreet.training.loop import Job, train
 from discreet.training.plan import TrainingPlan, model_settings
 
 _PUBLIC_SEED = 7  # of the notes that the small model is trained on

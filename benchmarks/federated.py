@@ -35,21 +35,20 @@ from benchmarks.wiretap import wiretap
 from discreet.accounting.ledger import Ledger
 from discreet.core.files import load_tensors
 from discreet.core.randomness import Rng
-from discreet.data.partition import equal_clients
+from discreet.data.corpus import equal_clients
 from discreet.data.sources import TextSource
 from discreet.federated.processes import Cluster, running
 from discreet.federated.run import FederateOptions, federate, run_in_process, settled
 from discreet.federated.settings import FILES, Federation
+from discreet.models.build import ready
 from discreet.models.classifier import Classifier
-from discreet.models.encode import ready
 from discreet.models.settings import TEXTHIDE_HIDDEN, ModelSettings, TrainSettings
 from discreet.protections.base import Protection, RepresentationProtection
 from discreet.protections.dp_sgd import DPSGD
 from discreet.protections.texthide import TextHide
 from discreet.runs.checkpoint import LEDGER
 from discreet.training.evaluate import evaluate
-from discreet.training.job import Job
-from discreet.training.loop import train
+from discreet.training.loop import Job, train
 from discreet.training.plan import TrainingPlan
 
 CLIENTS = 4

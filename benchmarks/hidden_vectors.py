@@ -13,8 +13,8 @@ from discreet.core.randomness import Rng
 from discreet.core.types import Leakage, RepresentationRelease
 from discreet.data.corpus import Corpus
 from discreet.data.sources import load
+from discreet.models.build import cache_folder, encode
 from discreet.models.classifier import Classifier
-from discreet.models.encode import cache_folder, encode
 from discreet.protections.texthide import TextHide
 
 SCHEMES = {

@@ -35,12 +35,12 @@ from discreet.core.device import find_device
 from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng
 from discreet.data.batches import Vectors
-from discreet.data.partition import without_overlap
+from discreet.data.corpus import without_overlap
 from discreet.data.sources import load
 from discreet.metrics.utility import utility
+from discreet.models.build import cache_folder, encode
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.models.closed_form import fit_classes
-from discreet.models.encode import cache_folder, encode
 from discreet.protections.instance_encoding import InstanceEncoding, learn_projection
 from discreet.protections.local.projection import Projection
 

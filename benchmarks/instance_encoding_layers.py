@@ -16,9 +16,9 @@ from discreet.data.batches import Vectors, tokenise
 from discreet.data.corpus import Corpus
 from discreet.data.sources import load
 from discreet.metrics.utility import utility
+from discreet.models.build import cache_folder
 from discreet.models.classifier import Classifier, ModelSettings, head
 from discreet.models.closed_form import fit_classes
-from discreet.models.encode import cache_folder
 from discreet.models.encoder import pool
 from discreet.protections.instance_encoding import InstanceEncoding
 from discreet.training.evaluate import by_length

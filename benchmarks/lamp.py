@@ -79,7 +79,7 @@ def arguments() -> argparse.Namespace:
 
 def make_prior(asked: argparse.Namespace) -> None:
     """Fit a model to reviews that are free of the texts attacked, and write it."""
-    from discreet.data.partition import without_overlap
+    from discreet.data.corpus import without_overlap
     from discreet.data.sources import reviews
     from discreet.models.encoder import load_encoder
 

@@ -33,9 +33,9 @@ from discreet.core.files import load_tensors, save_tensors
 from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
 from discreet.data.sources import load
+from discreet.models.build import cache_folder, encode
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.models.closed_form import fit_classes
-from discreet.models.encode import cache_folder, encode
 from discreet.protections.local.layer import LDPLayer
 from discreet.protections.local.projection import SPREAD, Projection, labelled, principal, query_axes, whole_space
 
@@ -65,7 +65,7 @@ def far_from(public: Corpus, private: Corpus) -> Corpus:
 
 
 def public_reviews(private: Corpus) -> Corpus:
-    from discreet.data.partition import without_overlap
+    from discreet.data.corpus import without_overlap
     from discreet.data.sources import reviews
 
     return far_from(without_overlap(reviews("rotten_tomatoes"), private), private)
@@ -77,7 +77,7 @@ def held_out(corpus: Corpus) -> Corpus:
 
 def prepare(path: Path, private: Corpus) -> None:
     """Write short reviews, sentences of long ones, and the first 700 characters of these, one JSON object a line."""
-    from discreet.data.partition import without_overlap
+    from discreet.data.corpus import without_overlap
     from discreet.data.sources import reviews
 
     long = without_overlap(reviews("imdb"), private)

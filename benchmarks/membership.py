@@ -46,8 +46,7 @@ from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
 from discreet.runs.folder import RunChoices
 from discreet.training.evaluate import evaluate, represent
-from discreet.training.job import Job
-from discreet.training.loop import train
+from discreet.training.loop import Job, train
 from discreet.training.many_heads import HeadJob, can_train_together, train_heads
 from discreet.training.plan import TrainingPlan, model_settings
 

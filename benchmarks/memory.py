@@ -88,13 +88,13 @@ def measure(asked: argparse.Namespace) -> dict[str, object]:
     from discreet.core.randomness import Rng
     from discreet.data.corpus import Corpus
     from discreet.data.samplers import Poisson
+    from discreet.models.build import ready
     from discreet.models.classifier import Classifier
-    from discreet.models.encode import ready
     from discreet.models.settings import TrainSettings
     from discreet.protections.dp_sgd import DPSGD
-    from discreet.training.job import optimizer_for, set_rate
+    from discreet.training.engine import PrivateStep
+    from discreet.training.loop import optimizer_for, set_rate
     from discreet.training.plan import TrainingPlan
-    from discreet.training.private import PrivateStep
     from discreet.training.steps import Parts
 
     device, limit = torch.device(asked.device), asked.limits[0]

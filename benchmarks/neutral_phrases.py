@@ -19,11 +19,10 @@ import numpy as np
 
 from discreet.core.device import find_device
 from discreet.core.randomness import Rng
-from discreet.data.corpus import Corpus
-from discreet.data.partition import without_overlap
+from discreet.data.corpus import Corpus, without_overlap
 from discreet.data.sources import load
+from discreet.models.build import tokenise
 from discreet.models.classifier import Classifier, ModelSettings
-from discreet.models.encode import tokenise
 from discreet.training.evaluate import represent
 
 

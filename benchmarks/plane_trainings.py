@@ -14,13 +14,12 @@ from benchmarks.plane_readings import Setting, built, name_of
 from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
 from discreet.data.sources import load
+from discreet.models.build import cache_folder
 from discreet.models.classifier import Classifier, ModelSettings
-from discreet.models.encode import cache_folder
 from discreet.models.settings import TrainSettings
 from discreet.study.trial import of_the_setting
 from discreet.training.evaluate import evaluate
-from discreet.training.job import Job
-from discreet.training.loop import train
+from discreet.training.loop import Job, train
 from discreet.training.plan import TrainingPlan
 
 

@@ -16,8 +16,7 @@ from pathlib import Path
 
 from benchmarks.local_layer import far_from, public_reviews
 from discreet.core.randomness import Rng
-from discreet.data.corpus import Corpus
-from discreet.data.partition import without_overlap
+from discreet.data.corpus import Corpus, without_overlap
 from discreet.data.sources import load, reviews
 
 ENDS = 80  # words at each end of a long review

@@ -29,8 +29,8 @@ from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng
 from discreet.data.sources import TextSource
 from discreet.experiment.attack.signals import first_head
+from discreet.models.build import encode
 from discreet.models.classifier import Classifier
-from discreet.models.encode import encode
 from discreet.models.settings import TrainSettings
 from discreet.protections.dp_sgd import DPSGD
 from discreet.training.many_heads import HeadJob, train_heads

@@ -106,8 +106,8 @@ def utility(options: argparse.Namespace) -> dict[str, Any]:
     from discreet.core.device import find_device
     from discreet.core.randomness import Rng
     from discreet.data.sources import load
+    from discreet.models.build import encode
     from discreet.models.classifier import Classifier, ModelSettings
-    from discreet.models.encode import encode
     from discreet.protections.words.swap import WordSwap
     from discreet.protections.words.table import WordTable
     from discreet.protections.words.token_noise import TokenNoise

@@ -25,18 +25,16 @@ from typing import Any
 from discreet.core.device import find_device
 from discreet.core.errors import DiscreetError
 from discreet.core.randomness import Rng
-from discreet.data.corpus import Corpus
-from discreet.data.partition import hold_out
+from discreet.data.corpus import Corpus, hold_out
 from discreet.data.sources import Columns, load
+from discreet.models.build import cache_folder
 from discreet.models.classifier import Classifier
-from discreet.models.encode import cache_folder
 from discreet.models.settings import TrainSettings
 from discreet.protections.base import Protection
 from discreet.protections.dp_sgd import DPSGD
 from discreet.protections.texthide import TextHide
 from discreet.training.evaluate import assess
-from discreet.training.job import Job
-from discreet.training.loop import train
+from discreet.training.loop import Job, train
 from discreet.training.plan import TrainingPlan, model_settings
 
 METRIC = {"mrpc": "matthews", "stsb": "pearson", "cola": "matthews", "sst2": "accuracy"}

@@ -22,8 +22,7 @@ from typing import Any
 from benchmarks.turns import in_turns, step_of
 from discreet.core.device import find_device
 from discreet.core.randomness import Rng
-from discreet.data.corpus import Corpus
-from discreet.data.partition import hold_out, without_overlap
+from discreet.data.corpus import Corpus, hold_out, without_overlap
 from discreet.data.sources import load
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.models.settings import TrainSettings

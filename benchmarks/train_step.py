@@ -35,10 +35,9 @@ from discreet.models.classifier import Classifier
 from discreet.models.settings import ModelSettings, TrainSettings
 from discreet.protections.dp_sgd import DPSGD
 from discreet.training.capture import PartGraphs
-from discreet.training.engine import Engine
-from discreet.training.job import optimizer_for, set_rate
+from discreet.training.engine import Engine, PrivateStep
+from discreet.training.loop import optimizer_for, set_rate
 from discreet.training.plan import TrainingPlan
-from discreet.training.private import PrivateStep
 from discreet.training.steps import OpenStep, Parts, Step
 
 LENGTH, BLOCK = 64, 10

@@ -21,19 +21,17 @@ from tempfile import TemporaryDirectory
 from discreet.core.device import find_device
 from discreet.core.files import load_tensors, save_tensors
 from discreet.core.randomness import Rng, weights_digest
-from discreet.data.partition import without_overlap
+from discreet.data.corpus import without_overlap
 from discreet.data.sources import Columns, load
+from discreet.models.build import cache_folder
 from discreet.models.classifier import Classifier, ModelSettings
-from discreet.models.encode import cache_folder
 from discreet.models.settings import TrainSettings
 from discreet.protections.base import GradientProtection, defaults_of
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
 from discreet.training.evaluate import evaluate
-from discreet.training.job import Job
-from discreet.training.loop import start_from_public, train
-from discreet.training.plan import TrainingPlan
-from discreet.training.public_text import public_text
+from discreet.training.loop import Job, start_from_public, train
+from discreet.training.plan import TrainingPlan, public_text
 
 
 def arguments() -> argparse.Namespace:

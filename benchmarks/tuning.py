@@ -38,14 +38,13 @@ from discreet.core.randomness import Rng
 from discreet.data.batches import Vectors, tokens_for
 from discreet.data.corpus import Corpus
 from discreet.data.sources import TextSource
+from discreet.models.build import cache_folder, ready
 from discreet.models.classifier import Classifier, ModelSettings
-from discreet.models.encode import cache_folder, ready
 from discreet.models.settings import TrainSettings
 from discreet.protections.dp_sgd import DPSGD
 from discreet.runs.checkpoint import copy_weights, restore_weights
 from discreet.training.evaluate import evaluate, represent
-from discreet.training.job import Job
-from discreet.training.loop import train
+from discreet.training.loop import Job, train
 from discreet.training.plan import TrainingPlan
 from discreet.training.tuning import SearchPlan, tune
 

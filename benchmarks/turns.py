@@ -9,12 +9,12 @@ import torch
 
 from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
+from discreet.models.build import ready
 from discreet.models.classifier import Classifier, ModelSettings
-from discreet.models.encode import ready
 from discreet.models.settings import TrainSettings
 from discreet.protections.base import RepresentationProtection
 from discreet.training.hidden import HiddenStep, StoredStep
-from discreet.training.job import optimizer_for, set_rate
+from discreet.training.loop import optimizer_for, set_rate
 from discreet.training.plan import TrainingPlan
 from discreet.training.steps import OpenStep, Parts
 

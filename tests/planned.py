@@ -14,8 +14,7 @@ from discreet.data.corpus import Corpus
 from discreet.models.classifier import Classifier
 from discreet.models.settings import TrainSettings
 from discreet.training import loop
-from discreet.training.job import Job, optimizer_for
-from discreet.training.loop import Trained
+from discreet.training.loop import Job, Trained, optimizer_for
 from discreet.training.plan import TrainingPlan
 from discreet.training.steps import Parts, Report
 

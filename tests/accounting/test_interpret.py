@@ -20,6 +20,7 @@ from discreet.accounting.events import (
     NoGuaranteeDpEvent,
     NonPrivateDpEvent,
     NoOpDpEvent,
+    Parts,
     PoissonSampledDpEvent,
     RandomizedResponseDpEvent,
     SampledWithoutReplacementDpEvent,
@@ -33,7 +34,6 @@ from discreet.accounting.gdp import gaussian_epsilon
 from discreet.accounting.interpret import Meter, delta, epsilon, guarantee
 from discreet.accounting.interpret import delta as delta_of
 from discreet.accounting.losses import powers_of
-from discreet.accounting.parts import Parts
 from discreet.accounting.powers import Losses, Powers
 from discreet.core.errors import SettingError, UnsupportedError
 from discreet.core.guarantee import Adjacency

@@ -26,13 +26,13 @@ from discreet.accounting.events import (
     SelfComposedDpEvent,
     VisibleVectorsDpEvent,
     VonMisesFisherDpEvent,
+    decompose,
     event_to_json,
 )
 from discreet.accounting.interpret import guarantee, pure_epsilon
 from discreet.accounting.ledger import Budget, Ledger, Receipt
 from discreet.accounting.ledger_file import most
 from discreet.accounting.losses import use_curve
-from discreet.accounting.parts import decompose
 from discreet.accounting.powers import Losses, Powers
 from discreet.core.errors import BudgetError, LedgerError, OutputError, SettingError, UnsupportedError
 from discreet.core.guarantee import Adjacency

@@ -20,11 +20,11 @@ from discreet.accounting.events import (
     SelfComposedDpEvent,
     VisibleVectorsDpEvent,
     ZCDpEvent,
+    decompose,
 )
 from discreet.accounting.gdp import gaussian_deltas
 from discreet.accounting.interpret import epsilon
 from discreet.accounting.losses import curve_of, powers_of, use_curve
-from discreet.accounting.parts import decompose
 from discreet.accounting.powers import Powers
 from discreet.core.errors import UnsupportedError
 from discreet.core.guarantee import Adjacency

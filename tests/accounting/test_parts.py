@@ -10,8 +10,9 @@ from discreet.accounting.events import (
     SelfComposedDpEvent,
     VisibleVectorsDpEvent,
     ZCDpEvent,
+    decompose,
+    describe,
 )
-from discreet.accounting.parts import decompose, describe
 from discreet.core.guarantee import Adjacency
 
 ADD, REPLACE = Adjacency.ADD_REMOVE, Adjacency.REPLACE_ONE

@@ -14,10 +14,10 @@ from discreet.accounting.events import (
     SelfComposedDpEvent,
     VisibleVectorsDpEvent,
     VonMisesFisherDpEvent,
+    decompose,
 )
 from discreet.accounting.interpret import pure_epsilon
 from discreet.accounting.losses import use_curve
-from discreet.accounting.parts import decompose
 from discreet.core.guarantee import Adjacency
 
 ZERO, REPLACE = Adjacency.ZERO_OUT, Adjacency.REPLACE_ONE

@@ -12,8 +12,8 @@ from discreet.accounting.events import (
     PoissonSampledDpEvent,
     RandomizedResponseDpEvent,
     VonMisesFisherDpEvent,
+    decompose,
 )
-from discreet.accounting.parts import decompose
 from discreet.accounting.renyi import ORDERS, renyi_divergences, sampled_gaussian
 from discreet.core.guarantee import Adjacency
 

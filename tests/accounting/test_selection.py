@@ -23,9 +23,10 @@ from discreet.accounting.events import (
     RandomizedResponseDpEvent,
     RepeatAndSelectDpEvent,
     SelfComposedDpEvent,
+    decompose,
+    simplify,
 )
 from discreet.accounting.interpret import delta, epsilon, guarantee, pure_epsilon
-from discreet.accounting.parts import decompose, simplify
 from discreet.accounting.selection import either, halting_probability, poisson_rate, runs_for, selected
 from discreet.core.errors import SettingError, UnsupportedError
 from discreet.core.guarantee import Adjacency

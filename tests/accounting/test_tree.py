@@ -10,8 +10,9 @@ from discreet.accounting.events import (
     SampledWithoutReplacementDpEvent,
     SelfComposedDpEvent,
     VisibleVectorsDpEvent,
+    leaves,
+    simplify,
 )
-from discreet.accounting.parts import leaves, simplify
 from discreet.core.errors import SettingError, UnsupportedError
 
 A, B = GaussianDpEvent(1.0), LaplaceDpEvent(2.0)

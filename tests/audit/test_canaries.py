@@ -38,8 +38,7 @@ from discreet.models.settings import TrainSettings
 from discreet.protections.base import Protection
 from discreet.protections.dp_sgd import DPSGD
 from discreet.runs.folder import load_run
-from discreet.training.job import Job
-from discreet.training.loop import train
+from discreet.training.loop import Job, train
 from discreet.training.plan import TrainingPlan
 
 SETTINGS = TrainSettings(epochs=2, batch_size=8, learning_rate=1e-2)

@@ -25,7 +25,7 @@ from discreet.audit.canaries import FILE, GradientCanaries, plant_texts, record_
 from discreet.audit.checks import CHECKED, LEVEL, Check, checks_of, spread
 from discreet.audit.run import RunAudit, audit_run
 from discreet.audit.watch import Watch
-from discreet.clipping import clip
+from discreet.clipping import tape
 from discreet.clipping.record import Record
 from discreet.core.errors import DataError
 from discreet.core.guarantee import Adjacency
@@ -42,10 +42,9 @@ from discreet.protections import base, dp_sgd
 from discreet.protections.base import Protection
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
-from discreet.training.job import Job
-from discreet.training.loop import train
+from discreet.training.engine import PrivateStep
+from discreet.training.loop import Job, train
 from discreet.training.plan import TrainingPlan
-from discreet.training.private import PrivateStep
 
 SETTINGS = TrainSettings(epochs=4, batch_size=8, learning_rate=1e-2)  # 20 steps
 UNITS = 40
@@ -59,7 +58,7 @@ def half_noise(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_clipping(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(clip, "_factors", lambda norms, bound: torch.ones_like(norms))
+    patch.setattr(tape, "_factors", lambda norms, bound: torch.ones_like(norms))
 
 
 def parts_clipped_as_one(patch: pytest.MonkeyPatch) -> None:
@@ -67,7 +66,7 @@ def parts_clipped_as_one(patch: pytest.MonkeyPatch) -> None:
     whole = dp_sgd.clipped_sum
 
     def clipped(record: Record, rule: Any, *, keep: bool = False, into: dict[str, Tensor] | None = None) -> object:
-        total = whole(record, clip.Flat(1e9), keep=keep)
+        total = whole(record, tape.Flat(1e9), keep=keep)
         norm = math.sqrt(sum(float(value.double().square().sum()) for value in total.gradients.values()))
         factor = min(1.0, rule.norm * len(total) / norm) if norm else 1.0
         for name, value in total.gradients.items():

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from discreet.clipping import Tape
-from discreet.clipping.layers import Kind, find_layers
+from discreet.clipping.forwards import Kind, find_layers
 from discreet.core.errors import UnsupportedError
 
 

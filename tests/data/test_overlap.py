@@ -3,8 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from discreet.core.errors import DataError
-from discreet.data.corpus import Corpus
-from discreet.data.partition import check_held_out, normalised, overlapping, without_overlap
+from discreet.data.corpus import Corpus, check_held_out, normalised, overlapping, without_overlap
 
 SAME = [
     ("it ca n't be -lrb- so -rrb- .", "It can't be (so)"),

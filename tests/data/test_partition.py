@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from discreet.core.errors import DataError, SettingError
-from discreet.data.corpus import Corpus
-from discreet.data.partition import (
+from discreet.data.corpus import (
+    Corpus,
     clients_by_unit,
     dirichlet_clients,
     equal_clients,

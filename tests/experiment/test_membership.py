@@ -36,17 +36,15 @@ from discreet.experiment.attack.signals import (
     token_scores,
 )
 from discreet.models.base import TextModel
+from discreet.models.build import encode
 from discreet.models.classifier import Classifier, ModelSettings
-from discreet.models.encode import encode
 from discreet.models.language_model import LanguageModel
 from discreet.models.settings import TrainSettings
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
 from discreet.runs.folder import RunChoices
-from discreet.training.job import Job
-from discreet.training.loop import start_from_public, train
-from discreet.training.plan import TrainingPlan
-from discreet.training.public_text import public_corpus
+from discreet.training.loop import Job, start_from_public, train
+from discreet.training.plan import TrainingPlan, public_corpus
 
 WORDS = ("heart", "knee", "lung", "hand", "scan", "dose", "cough", "fever", "nurse", "doctor", "pain", "rest")
 TEXTS = tuple(f"the {a} and the {b} of {c}" for a in WORDS[:6] for b in WORDS[6:] for c in ("two", "one", "ten"))

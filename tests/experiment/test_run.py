@@ -10,13 +10,13 @@ import torch
 from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
 from discreet.data.sources import TextSource, load
-from discreet.experiment.checks import warn_of_size
 from discreet.experiment.run import RunRequest, averaged_utility
+from discreet.models.build import encode
 from discreet.models.classifier import Classifier, ModelSettings
-from discreet.models.encode import encode
 from discreet.models.settings import TrainSettings
 from discreet.protections.dp_sgd import DPSGD
 from discreet.protections.instance_encoding import InstanceEncoding
+from discreet.training.plan import warn_of_size
 
 
 def test_any_protection_may_have_several_views_of_a_query(tiny_encoder: Callable[[str], Path]) -> None:

@@ -14,7 +14,7 @@ from discreet.core.types import Trial
 from discreet.explorer.menu import Menu, offer
 from discreet.explorer.page_data import load_page_data
 from discreet.explorer.reading import Question, read
-from discreet.models.encode import cache_folder
+from discreet.models.build import cache_folder
 from discreet.study.store import Store
 
 

@@ -11,7 +11,7 @@ from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
 from discreet.experiment.attack.scene import Scene
 from discreet.explorer.typed import UNIT, TypedScene
-from discreet.models.encode import encode
+from discreet.models.build import encode
 
 TYPED = "the heart was calm and the cough was dull"
 

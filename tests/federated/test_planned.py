@@ -10,7 +10,7 @@ from discreet.accounting.events import GaussianDpEvent
 from discreet.accounting.ledger import Budget, Ledger
 from discreet.core.errors import BudgetError
 from discreet.core.guarantee import Caveat
-from discreet.federated.planned import ANSWERS, PlannedLedger
+from discreet.federated.client import ANSWERS, PlannedLedger
 
 EVENT = GaussianDpEvent(10.0)
 Open = Callable[..., PlannedLedger]

@@ -32,7 +32,7 @@ from discreet.runs.checkpoint import LEDGER, trained
 from discreet.runs.folder import load_run
 from discreet.statement.facts import read_facts
 from discreet.statement.statement import statement
-from discreet.training.job import optimizer_for, set_rate
+from discreet.training.loop import optimizer_for, set_rate
 
 Tiny = Callable[..., Federation]
 

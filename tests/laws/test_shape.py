@@ -76,7 +76,7 @@ def calls_of(method: str, owner: str = "") -> set[str]:
     return found
 
 
-SUM = "protections.private_sum"
+SUM = "protections.base"
 CLASSES_OF_PROTECTIONS = {
     node.name
     for name, path in MODULES.items()
@@ -121,7 +121,7 @@ def test_ledgers_of_runs_are_opened_in_two_modules() -> None:
 def test_plans_are_made_and_secrets_drawn_in_two_modules() -> None:
     # For a run, and for a training without one; a plan makes those of clients, of candidates and of public text itself.
     assert calls_of("make", "TrainingPlan") == {"training.loop", "experiment.run"}
-    assert calls_of("secret", "plan") == {"training.job", "experiment.run"}
+    assert calls_of("secret", "plan") == {"training.loop", "experiment.run"}
 
 
 def test_a_model_is_trained_in_one_module() -> None:

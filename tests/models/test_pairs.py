@@ -14,8 +14,8 @@ from discreet.core.errors import DataError, ModelError, SettingError
 from discreet.core.randomness import Rng
 from discreet.data.batches import tokens_for
 from discreet.data.corpus import Corpus
+from discreet.models.build import encode
 from discreet.models.classifier import Classifier
-from discreet.models.encode import encode
 from discreet.models.pairs import PAIR_WIDTH, SLOPE, THRESHOLD, separate
 from discreet.models.settings import ModelSettings
 from discreet.training.plan import TrainingPlan

@@ -37,7 +37,7 @@ def test_bad_settings_are_refused(changes: dict[str, object], message: str) -> N
 def test_a_head_can_learn_faster_than_the_encoder() -> None:
     from torch import nn
 
-    from discreet.training.job import optimizer_for, set_rate
+    from discreet.training.loop import optimizer_for, set_rate
 
     model = nn.ModuleDict({"encoder": nn.Linear(3, 4), "head": nn.Linear(4, 2)})
     optimizer = optimizer_for(model, TrainSettings(head_rate=10.0))

@@ -16,8 +16,8 @@ from discreet.core.files import save_tensors
 from discreet.core.randomness import Rng
 from discreet.data.sources import TextSource, load
 from discreet.experiment import RunRequest, SceneRequest, load_scene, train_once
+from discreet.models.build import encode
 from discreet.models.classifier import Classifier, ModelSettings
-from discreet.models.encode import encode
 from discreet.models.settings import TrainSettings
 from discreet.protections.texthide import TextHide
 from discreet.runs.checkpoint import LEDGER

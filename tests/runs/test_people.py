@@ -32,7 +32,6 @@ from discreet.data.batches import Part
 from discreet.data.corpus import Corpus
 from discreet.data.samplers import Poisson
 from discreet.data.sources import TextSource
-from discreet.experiment.checks import warn_of_size
 from discreet.experiment.run import RunRequest
 from discreet.models.settings import ModelSettings, TrainSettings
 from discreet.protections.dp_sgd import DPSGD
@@ -47,8 +46,8 @@ from discreet.runs.people import (
     Total,
     record_study,
 )
-from discreet.training.plan import TrainingPlan
-from discreet.training.private import PrivateParts, PrivateStep
+from discreet.training.engine import PrivateParts, PrivateStep
+from discreet.training.plan import TrainingPlan, warn_of_size
 
 EVENT = PoissonSampledDpEvent(0.1, ClippedSumDpEvent(1.0))
 ONE = event_to_json(EVENT)

@@ -20,9 +20,8 @@ from discreet.models.classifier import Classifier
 from discreet.models.settings import TrainSettings
 from discreet.protections import dp_sgd
 from discreet.training.capture import StepEnd
-from discreet.training.engine import Engine
+from discreet.training.engine import Engine, PrivateParts, PrivateStep
 from discreet.training.independence import Kernels
-from discreet.training.private import PrivateParts, PrivateStep
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from discreet.core.errors import DataError
 from discreet.core.randomness import Rng
 from discreet.data.batches import tokenise, tokens_for
 from discreet.data.corpus import Corpus
+from discreet.models.build import represent_apart
 from discreet.models.classifier import Classifier, ModelSettings
-from discreet.models.encode import represent_apart
 from discreet.models.language_model import LanguageModel
 from discreet.training.evaluate import assess, by_length, evaluate, predict
 

@@ -15,16 +15,15 @@ from discreet.data.batches import tokens_for
 from discreet.data.corpus import Corpus
 from discreet.data.sources import EACH_ROW, TextSource, load
 from discreet.experiment import RunOptions, RunRequest, train_once
+from discreet.models.build import encode
 from discreet.models.classifier import Classifier
-from discreet.models.encode import encode
 from discreet.models.lora import is_adapter
 from discreet.models.settings import TrainSettings
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
 from discreet.runs.checkpoint import NAME, PUBLIC, PUBLIC_START
 from discreet.training.evaluate import represent
-from discreet.training.plan import TrainingPlan, model_settings
-from discreet.training.public_text import PUBLIC_TEXT
+from discreet.training.plan import PUBLIC_TEXT, TrainingPlan, model_settings
 
 SETTINGS = TrainSettings(epochs=2, batch_size=10, learning_rate=1e-2, head_share=0.5)
 

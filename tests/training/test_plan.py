@@ -8,8 +8,7 @@ import pytest
 from discreet.core.errors import DataError
 from discreet.core.guarantee import delta_for
 from discreet.core.randomness import Rng
-from discreet.data.corpus import Corpus
-from discreet.data.partition import keep_per_unit
+from discreet.data.corpus import Corpus, keep_per_unit
 from discreet.models.classifier import Classifier
 from discreet.models.pairs import PAIR_WIDTH
 from discreet.protections.base import Protection

@@ -17,13 +17,13 @@ from discreet.data.batches import Part
 from discreet.data.corpus import Corpus, unit_numbers
 from discreet.data.samplers import FixedSize, Poisson, Shuffled
 from discreet.data.sources import load
+from discreet.models.build import ready
 from discreet.models.classifier import Classifier
-from discreet.models.encode import ready
 from discreet.models.settings import TrainSettings
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
+from discreet.training.engine import PrivateParts, PrivateStep
 from discreet.training.evaluate import evaluate
-from discreet.training.private import PrivateParts, PrivateStep
 
 
 @pytest.fixture

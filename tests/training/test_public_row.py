@@ -4,7 +4,7 @@ import pytest
 
 from discreet.data.corpus import Corpus
 from discreet.runs.folder import beside_public
-from discreet.training.public_text import PublicRow, public_row
+from discreet.training.plan import PublicRow, public_row
 
 FIRST = ("The cat sleeps on the sofa.", "Stocks fell sharply on Monday.", "She plays the violin.", "It rains.")
 SECOND = ("A cat is sleeping on a sofa.", "The recipe needs two eggs.", "She is playing a violin.", "He sold his car.")

@@ -11,7 +11,7 @@ from discreet.protections.dp_sgd import DPSGD
 from discreet.protections.instance_encoding import InstanceEncoding
 from discreet.protections.local.protection import LocalPrivacy
 from discreet.protections.texthide import TextHide
-from discreet.training.public_text import public_corpus
+from discreet.training.plan import public_corpus
 
 TEXTS = ("a bright film", "the plot was slow", "nobody laughed", "two good jokes")
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
 from discreet.data.sources import load
+from discreet.models.build import ready
 from discreet.models.classifier import Classifier
-from discreet.models.encode import ready
 from discreet.training.evaluate import predict
 from discreet.training.tuning import private_score, row_scores, unit_scores
 

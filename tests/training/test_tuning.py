@@ -25,7 +25,7 @@ from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
 from discreet.runs.checkpoint import copy_weights
 from discreet.runs.folder import SEARCH, secret_of
-from discreet.training.job import Job
+from discreet.training.loop import Job
 from discreet.training.tuning import SearchPlan, Tuned, candidates_of, tune
 
 GRID = {"learning_rate": [0.001, 0.1], "clip_norm": [0.1, 1.0]}

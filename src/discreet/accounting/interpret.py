@@ -28,6 +28,8 @@ from dp_accounting.rdp.rdp_privacy_accountant import compute_epsilon
 from discreet.accounting import von_mises_fisher as vmf
 from discreet.accounting.curve import Array, sampled_loss
 from discreet.accounting.events import (
+    CHOICES,
+    FIXED_SIZE,
     ClippedSumDpEvent,
     DiscreteLaplaceDpEvent,
     DpEvent,
@@ -37,6 +39,7 @@ from discreet.accounting.events import (
     MetricDpEvent,
     NoGuaranteeDpEvent,
     OneOfDpEvent,
+    Parts,
     PoissonSampledDpEvent,
     RandomAllocationDpEvent,
     RandomizedResponseDpEvent,
@@ -46,18 +49,6 @@ from discreet.accounting.events import (
     VisibleVectorsDpEvent,
     VonMisesFisherDpEvent,
     ZCDpEvent,
-)
-from discreet.accounting.gdp import (
-    central_limit_mu,
-    central_limit_mu_fixed,
-    gaussian_delta,
-    gaussian_epsilon,
-)
-from discreet.accounting.losses import powers_of, use_curve
-from discreet.accounting.parts import (
-    CHOICES,
-    FIXED_SIZE,
-    Parts,
     cached_by_event,
     check_covered,
     decompose,
@@ -67,6 +58,13 @@ from discreet.accounting.parts import (
     simplify,
     unsupported,
 )
+from discreet.accounting.gdp import (
+    central_limit_mu,
+    central_limit_mu_fixed,
+    gaussian_delta,
+    gaussian_epsilon,
+)
+from discreet.accounting.losses import powers_of, use_curve
 from discreet.accounting.powers import Powers
 from discreet.accounting.renyi import ORDERS, renyi_delta, renyi_divergences, renyi_epsilon
 from discreet.core.errors import UnsupportedError, invalid, non_negative, one_of, open_probability, probability, whole

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, NoReturn, Protocol, Self
 
 from discreet.accounting import ledger_file
-from discreet.accounting.events import event_from_json, event_to_json
+from discreet.accounting.events import Parts, decompose, event_from_json, event_to_json
 from discreet.accounting.interpret import pure_epsilon
 from discreet.accounting.ledger_file import (
     MOST_STEPS,
@@ -32,7 +32,6 @@ from discreet.accounting.ledger_file import (
     cost_of,
     most,
 )
-from discreet.accounting.parts import Parts, decompose
 from discreet.core.errors import BudgetError, LedgerError, OutputError, invalid, non_negative, one_of
 from discreet.core.guarantee import Adjacency, Guarantee, in_digits
 

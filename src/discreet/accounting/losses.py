@@ -1,7 +1,7 @@
 """Privacy loss distributions of events, for the default accountant.
 
 Each use becomes a `Curve` (exact, or a proven bound), each curve becomes a pessimistic loss distribution on a grid, and
-these are composed. `discreet.accounting.parts` has already rejected events that no proof covers.
+these are composed. `discreet.accounting.events` has already rejected events that no proof covers.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from discreet.accounting.allocation import random_allocation
 from discreet.accounting.curve import Array, Curve
 from discreet.accounting.discrete_sums import gaussian_sum, lines_of
 from discreet.accounting.events import (
+    FIXED_SIZE,
+    LARGEST_GRID,
     DiscreteGaussianDpEvent,
     DiscreteGaussianSumDpEvent,
     DiscreteLaplaceDpEvent,
@@ -25,6 +27,7 @@ from discreet.accounting.events import (
     LocalDpEvent,
     MetricDpEvent,
     OneOfDpEvent,
+    Parts,
     PoissonSampledDpEvent,
     RandomAllocationDpEvent,
     RandomizedResponseDpEvent,
@@ -34,11 +37,6 @@ from discreet.accounting.events import (
     VisibleVectorsDpEvent,
     VonMisesFisherDpEvent,
     ZCDpEvent,
-)
-from discreet.accounting.parts import (
-    FIXED_SIZE,
-    LARGEST_GRID,
-    Parts,
     cached_by_event,
     decompose,
     gaussian_mu_of,

@@ -38,6 +38,7 @@ from discreet.accounting.events import (
     LocalDpEvent,
     MetricDpEvent,
     OneOfDpEvent,
+    Parts,
     PoissonSampledDpEvent,
     RandomizedResponseDpEvent,
     RepeatAndSelectDpEvent,
@@ -46,8 +47,10 @@ from discreet.accounting.events import (
     VisibleVectorsDpEvent,
     VonMisesFisherDpEvent,
     ZCDpEvent,
+    cached_by_event,
+    decompose,
+    unsupported,
 )
-from discreet.accounting.parts import Parts, cached_by_event, decompose, unsupported
 from discreet.accounting.selection import selected_divergences
 from discreet.core.guarantee import Adjacency
 

@@ -21,10 +21,9 @@ import numpy as np
 from discreet.accounting import von_mises_fisher as vmf
 from discreet.accounting.calibrate import least
 from discreet.accounting.curve import Array
-from discreet.accounting.events import DpEvent, VonMisesFisherDpEvent
+from discreet.accounting.events import DpEvent, VonMisesFisherDpEvent, decompose
 from discreet.accounting.gdp import gaussian_trade_off
 from discreet.accounting.losses import powers_of
-from discreet.accounting.parts import decompose
 from discreet.core.errors import invalid, open_probability, probability, whole
 from discreet.core.guarantee import Adjacency
 

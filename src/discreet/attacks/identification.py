@@ -21,8 +21,7 @@ import torch
 from torch import Tensor
 
 from discreet.attacks.base import Family, GradientAttack, Need, Returns
-from discreet.clipping.clip import Clip, Flat, clipped_sum
-from discreet.clipping.tape import Tape
+from discreet.clipping.tape import Clip, Flat, Tape, clipped_sum
 from discreet.core.errors import UnsupportedError, invalid, non_negative, one_of, positive, probability, whole
 from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, Guess, Knowledge

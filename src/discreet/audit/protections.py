@@ -34,7 +34,14 @@ from discreet.core.errors import UnsupportedError, one_of
 from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng
 from discreet.data.samplers import Poisson
-from discreet.protections.base import Conditions, GradientProtection, Protection, RepresentationProtection
+from discreet.protections.base import (
+    Conditions,
+    GradientProtection,
+    PrivateSum,
+    Protection,
+    RepresentationProtection,
+    release_once,
+)
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
 from discreet.protections.instance_encoding import InstanceEncoding
@@ -42,7 +49,6 @@ from discreet.protections.local.layer import LDPLayer
 from discreet.protections.local.projection import whole_space
 from discreet.protections.local.protection import LocalPrivacy
 from discreet.protections.local.release import LocalLayer
-from discreet.protections.private_sum import PrivateSum, release_once
 from discreet.protections.words.swap import SanText, SanTextPlus, WordSwap
 from discreet.protections.words.table import WordTable
 

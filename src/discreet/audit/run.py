@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from discreet.accounting.events import decompose
 from discreet.accounting.ledger import Ledger
-from discreet.accounting.parts import decompose
 from discreet.audit import canaries
 from discreet.audit.aspects import Aspect, Untested, untested
 from discreet.audit.checks import LEVEL, Check, checks_of

@@ -19,9 +19,8 @@ from discreet.audit.subject import Subject
 from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng
 from discreet.data.samplers import Sampler
-from discreet.protections.base import Conditions
+from discreet.protections.base import Conditions, noise_of
 from discreet.protections.dp_sgd import DPSGD
-from discreet.protections.private_sum import noise_of
 
 _EPOCH = 8  # batches in an epoch
 _UNITS = 80_000  # of the claim: as many as a test draws, about

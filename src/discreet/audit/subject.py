@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from discreet.accounting.events import DpEvent
+from discreet.accounting.events import DpEvent, decompose
 from discreet.accounting.interpret import epsilon as epsilon_of
-from discreet.accounting.parts import decompose
 from discreet.audit.aspects import RELEASE, Aspect, Untested, untested
 from discreet.audit.many_runs import CONFIDENCE, DRAWS, Draw, ManyRuns, best_test, many_runs, scoring
 from discreet.audit.one_run import Guesses, fdp_epsilon, fdp_rejects, guess, planned_guesses, steinke_epsilon

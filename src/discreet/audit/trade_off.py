@@ -150,7 +150,7 @@ def family_of(event: DpEvent, adjacency: Adjacency) -> Family:
     The strength of Gaussian noise is one over its noise multiplier, that of a direction its kappa, that of a pure
     mechanism its epsilon; sampling and the number of uses stay.
     """
-    from discreet.accounting.parts import decompose
+    from discreet.accounting.events import decompose
 
     parts = decompose(event, adjacency)
     if parts.reasons:

@@ -412,7 +412,7 @@ def _public_vectors(scene: Scene, source: str | None) -> Callable[[], tuple[Tens
     if source is None:
         return None
     from discreet.data.sources import Columns
-    from discreet.training.public_text import public_text, public_vectors
+    from discreet.training.plan import public_text, public_vectors
 
     data = None if scene.run is None else scene.run.settings.data
     columns = Columns() if data is None else dataclasses.replace(data.columns, text_pair=None, unit=None)

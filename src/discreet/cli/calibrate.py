@@ -38,7 +38,7 @@ def calibrate(
     Each trial is saved when it finishes. The same command resumes an
     unfinished study and runs only the missing trials.
     """
-    from discreet.models.encode import cached
+    from discreet.models.build import cached
     from discreet.report import check_installed
     from discreet.study import IncompleteError, read_result, read_study, run
 

@@ -204,7 +204,7 @@ def cache(
     run caches none, except with --cache.
     """
     one_of("action", action, ("show", "clear"))
-    from discreet.models.encode import cached, clear_cache
+    from discreet.models.build import cached, clear_cache
 
     cache_files = clear_cache() if action == "clear" else cached()
     if json:

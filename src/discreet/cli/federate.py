@@ -134,10 +134,9 @@ def settings_for(
     """Return the settings of a federation from a study file or from options."""
     from discreet.catalog import aggregation_from_table
     from discreet.core.settings import parse
-    from discreet.experiment.checks import check_private_labels
     from discreet.federated.settings import EQUAL, FILES, GRADIENTS, UNIT, Federation
     from discreet.runs.folder import RunChoices
-    from discreet.training.plan import model_settings
+    from discreet.training.plan import check_private_labels, model_settings
 
     model = options.with_rank(model)
     if options.protect is None and options.epsilon is not None and options.aggregation != "mean":

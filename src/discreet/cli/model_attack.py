@@ -52,7 +52,7 @@ def attack_trained_model(
             raise invalid(option.name, shown, f"left out for {name}, which attacks the trained model", remedy)
     runs: tuple[Path, ...] = ()
     if options.references_from:
-        from discreet.experiment.attack.given_references import runs_in
+        from discreet.experiment.attack.signals import runs_in
 
         runs = runs_in([Path(one) for one in options.references_from], run)
     request = AttackRequest(

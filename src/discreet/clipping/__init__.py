@@ -1,9 +1,8 @@
 """Per-example gradient norms and clipped sums in one backward pass, and the slow loop that tests compare them with."""
 
-from discreet.clipping.clip import Automatic, Clip, ClippedSum, Flat, PerLayer, clipped_sum
 from discreet.clipping.independence import check_independent
 from discreet.clipping.record import Record
-from discreet.clipping.tape import Tape
+from discreet.clipping.tape import Automatic, Clip, ClippedSum, Flat, PerLayer, Tape, clipped_sum
 
 __all__ = [
     "Automatic",

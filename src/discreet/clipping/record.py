@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from discreet.clipping import kernels
-from discreet.clipping.forwards import Use
-from discreet.clipping.layers import Layer
+from discreet.clipping.forwards import Layer, Use
 from discreet.clipping.norms import SHARE, accumulator, capturing, weighted_rows
 from discreet.clipping.slots import (
     Lookup,

@@ -13,9 +13,8 @@ from collections.abc import Iterator
 
 from discreet.core.errors import whole
 from discreet.core.randomness import Rng
-from discreet.data.corpus import Corpus
+from discreet.data.corpus import Corpus, hold_out
 from discreet.data.notes import DEPARTMENTS, HELD_OUT, Patient, RandomChoices, Visit, in_words, patients, visit
-from discreet.data.partition import hold_out
 
 PAIRS = 2000
 SAME = ("different patients", "same patient")

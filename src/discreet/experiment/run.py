@@ -27,21 +27,12 @@ from discreet.core.files import cannot_write
 from discreet.core.guarantee import Adjacency, Guarantee
 from discreet.core.randomness import Rng
 from discreet.data.canaries import Canary, Planting, canaries_path, planted, read_canaries, write_canaries
-from discreet.data.corpus import PRIVATE_DETAIL, Corpus
-from discreet.data.partition import overlapping
+from discreet.data.corpus import PRIVATE_DETAIL, Corpus, overlapping
 from discreet.data.sources import TextSource
-from discreet.experiment.checks import (
-    check_private_labels,
-    check_public,
-    check_validation,
-    warn_of_classes,
-    warn_of_size,
-)
 from discreet.local.sides import write_sides
 from discreet.models.base import TextModel
-from discreet.models.build import build_model, matched
+from discreet.models.build import build_model, cache_folder, cached, matched, ready
 from discreet.models.classifier import ModelSettings, classifier_of
-from discreet.models.encode import cache_folder, cached, ready
 from discreet.models.encoder import unknown_share, unknown_words
 from discreet.protections.base import Protection
 from discreet.protections.dp_sgd import DPSGD
@@ -50,10 +41,21 @@ from discreet.runs.folder import RunChoices, RunSettings, check_kind, finish, pr
 from discreet.runs.people import Entry, Shared, Spent
 from discreet.training.account import entry_of
 from discreet.training.evaluate import Assessment, assess, evaluate
-from discreet.training.job import Job
-from discreet.training.loop import Trained, train
-from discreet.training.plan import PrivatePlan, TrainingPlan, model_settings
-from discreet.training.public_text import PublicRow, public_corpus, public_row, start_row
+from discreet.training.loop import Job, Trained, train
+from discreet.training.plan import (
+    PrivatePlan,
+    PublicRow,
+    TrainingPlan,
+    check_private_labels,
+    check_public,
+    check_validation,
+    model_settings,
+    public_corpus,
+    public_row,
+    start_row,
+    warn_of_classes,
+    warn_of_size,
+)
 from discreet.training.steps import Report, encoding_watch
 
 if TYPE_CHECKING:

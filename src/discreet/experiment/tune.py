@@ -9,17 +9,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from discreet.accounting.events import event_to_json
 from discreet.core.errors import DataError, Message, invalid, setting
 from discreet.core.guarantee import in_digits
-from discreet.data.corpus import PRIVATE_DETAIL
-from discreet.data.partition import overlapping, without_overlap
-from discreet.experiment.checks import check_other_text, warn_of_classes, warn_of_size
+from discreet.data.corpus import PRIVATE_DETAIL, overlapping, without_overlap
 from discreet.experiment.run import RunRequest, Work
 from discreet.models.base import TextModel
 from discreet.protections.base import Protection
 from discreet.protections.dp_sgd import DPSGD
-from discreet.training.job import Job
-from discreet.training.loop import Trained
-from discreet.training.plan import PrivatePlan
-from discreet.training.public_text import public_text
+from discreet.training.loop import Job, Trained
+from discreet.training.plan import PrivatePlan, check_other_text, public_text, warn_of_classes, warn_of_size
 from discreet.training.tuning import SearchPlan, Tuned, tune
 
 if TYPE_CHECKING:

@@ -15,14 +15,14 @@ from discreet.data.corpus import Corpus
 from discreet.data.sources import Columns
 from discreet.experiment.attack.scene import Scene, SceneRequest, load_scene, protection_of_run
 from discreet.explorer.typed import TypedScene
-from discreet.models.encode import encode
+from discreet.models.build import encode
 from discreet.protections.local.protection import synthetic_vectors
 from discreet.releases.description import GRADIENT
 from discreet.study.frontier import points_of
 from discreet.study.store import read_trials
 from discreet.study.sweep import STUDY, read_kept_study
 from discreet.study.trial import scene_of
-from discreet.training.public_text import public_text
+from discreet.training.plan import public_text
 
 MADE_UP = 400  # generated sentences to learn a projection from: enough for its few dimensions, and fast to encode
 _PUBLIC = 1000

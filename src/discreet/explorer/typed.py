@@ -18,7 +18,7 @@ from discreet.data.batches import tokens_for
 from discreet.data.corpus import Corpus
 from discreet.experiment.attack.scene import Scene
 from discreet.models.base import TextModel
-from discreet.models.encode import encode
+from discreet.models.build import encode
 from discreet.releases.gradient import open_release
 
 UNIT = "sentence"

@@ -26,13 +26,12 @@ from discreet.core.errors import DataError, ExtraError, ModelError, setting
 from discreet.core.files import load_tensors, write_atomic
 from discreet.core.guarantee import Adjacency, Guarantee, delta_for
 from discreet.data.corpus import Corpus
-from discreet.federated.client import AVERAGED, BATCHES, ERRORS, GUARANTEE, Client, guarantee_of
-from discreet.federated.planned import ANSWERS
+from discreet.federated.client import ANSWERS, AVERAGED, BATCHES, ERRORS, GUARANTEE, Client, guarantee_of
 from discreet.federated.processes import run_processes
 from discreet.federated.server import FINAL, LOG, PID, PRIVATE, RESULT, RoundReport, Schedule, StoppedError
 from discreet.federated.settings import EQUAL, UNIT, Federation, shared_label_names, with_label_names
 from discreet.models.base import TextModel
-from discreet.models.encode import ready
+from discreet.models.build import ready
 from discreet.runs.checkpoint import LEDGER, trained
 from discreet.runs.folder import RunSettings, begin, finish, forget_secrets, workspace_of
 from discreet.training.evaluate import assess

@@ -34,14 +34,23 @@ from discreet.core.files import save_tensors, write_atomic
 from discreet.core.guarantee import Adjacency, Caveat
 from discreet.core.randomness import Rng, digest
 from discreet.federated.aggregation import UPDATE, Aggregation, Arrays, Payload, Round, RoundError, Total, numbers_of
-from discreet.federated.client import CLIENT_UNIT, FINISH, HELLO, LOSS, STOPPED, Assignment, add_line, add_to_log
-from discreet.federated.planned import PlannedLedger
+from discreet.federated.client import (
+    CLIENT_UNIT,
+    FINISH,
+    HELLO,
+    LOSS,
+    STOPPED,
+    Assignment,
+    PlannedLedger,
+    add_line,
+    add_to_log,
+)
 from discreet.federated.record import Recorder
 from discreet.federated.settings import GRADIENTS, Federation
 from discreet.protections.base import Protection
 from discreet.runs import checkpoint
 from discreet.runs.checkpoint import LEDGER, Progress, trained
-from discreet.training.job import optimizer_for, set_rate
+from discreet.training.loop import optimizer_for, set_rate
 
 SCHEDULE, PROGRESS, LOG, RESULT, FINAL = (
     "schedule.json",

@@ -15,8 +15,7 @@ from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng
 from discreet.core.settings import as_dict, parse, read_values
 from discreet.core.task import Task
-from discreet.data.corpus import Corpus
-from discreet.data.partition import clients_by_unit, dirichlet_clients, equal_clients
+from discreet.data.corpus import Corpus, clients_by_unit, dirichlet_clients, equal_clients
 from discreet.data.sources import TextSource
 from discreet.federated.aggregation import Aggregation, Mean
 from discreet.models.base import TextModel

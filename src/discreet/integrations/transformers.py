@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from discreet.accounting.ledger import Ledger, Terms
-from discreet.clipping.layers import find_layers
+from discreet.clipping.forwards import find_layers
 from discreet.core.errors import DataError, ModelError, UnsupportedError, invalid, setting
 from discreet.core.files import write_atomic
 from discreet.core.guarantee import CHOICE, HELD_OUT, Guarantee, in_digits

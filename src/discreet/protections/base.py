@@ -4,6 +4,10 @@ A protection is a frozen dataclass of public settings. Users create it with a bu
 strength, `DPSGD(noise_multiplier=1.1)`; `resolve` returns the protection that runs, given the model, the number of
 units and the number of steps. Its random values (masks, partners, noise) come from a secret source and live in
 short-lived objects that do not show them in their repr.
+
+The private sum of a step is formed, released and applied here and nowhere else: `noise_of`, `PrivateSum`,
+`set_gradients` and `step_optimizer` serve training, own loops, federated clients, the releases that attacks read, and
+audits.
 """
 
 from __future__ import annotations
@@ -20,6 +24,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from discreet.clipping.record import Record
+from discreet.clipping.tape import Tape
 from discreet.core.errors import UnsupportedError, invalid, open_probability, positive, whole
 from discreet.core.guarantee import DEFAULT_DELTA, Adjacency, Guarantee, in_digits
 from discreet.core.randomness import Rng
@@ -33,7 +39,6 @@ if TYPE_CHECKING:
 
     from discreet.clipping.record import Record
     from discreet.models.classifier import Classifier
-
 
 Place = Literal["text", "representation", "gradient"]
 # A noisy sum of gradients, vectors at every step, one release of vectors before, or one of texts.
@@ -676,3 +681,84 @@ def soft_targets(targets: Tensor, classes: int) -> Tensor:
     if classes and not targets.is_floating_point():
         return nn.functional.one_hot(targets, classes).float()
     return targets.float()
+
+
+Sums = dict[str, Tensor]
+
+
+def noise_of(protect: GradientProtection, source: Rng) -> Release:
+    """Return the function that releases the sums of each step of one training run; `source` is that of all steps.
+
+    Noise may depend on that of earlier steps of the same run, so one function serves a whole run.
+    """
+    return protect.releaser(source)
+
+
+def release_once(protect: GradientProtection, sums: Mapping[str, Tensor], rng: Rng) -> Sums:
+    """Return the protected sums of a single release, which is not a step of a training run.
+
+    Guarantee: that of one use of the protection.
+    """
+    return protect.release(dict(sums), rng)
+
+
+class PrivateSum:
+    """The sum over the units of one batch, which may come in parts, until it is released.
+
+    Guarantee: that of the protection for each step, if `release` is called once for it. `sums` is private before.
+    """
+
+    def __init__(self, protect: GradientProtection, tape: Tape) -> None:
+        """Start an empty sum for the model of a tape."""
+        self.protect, self.tape = protect, tape
+        self.sums: Sums = {}
+        self.parts = 0  # of the batch, that were added
+        self._noise: tuple[object, Release] | None = None  # of a run
+
+    def clear(self) -> None:
+        """Forget what was added, for the next step or for the same one from its first part."""
+        self.sums, self.parts = {}, 0
+
+    def add(self, record: Record, rng: Rng) -> None:
+        """Add the bounded contributions of the recorded units, and free the record."""
+        self.protect.gather(record, self.sums, rng)
+        self.parts += 1
+
+    def add_sums(self, sums: Mapping[str, Tensor]) -> None:
+        """Add the sums of units that were added elsewhere, in memory that may be used again."""
+        if self.sums:
+            torch._foreach_add_([self.sums[name] for name in sums], list(sums.values()))
+        else:
+            self.sums = {name: value.clone() for name, value in sums.items()}
+        self.parts += 1
+
+    def complete(self, rng: Rng) -> Sums:
+        """Return the sums of the whole batch: zeros if it has no unit."""
+        if not self.parts:
+            self.protect.gather(self.tape.empty(), self.sums, rng)
+        return self.sums
+
+    def release(self, sums: Sums, source: Rng, step: int, run: object = None) -> Sums:
+        """Return the protected sums of a step; `run` says which run `source` belongs to, for noise over several steps.
+
+        Noise is drawn in the order of the sums.
+        """
+        if self._noise is None or self._noise[0] != run or run is None:
+            self._noise = run, noise_of(self.protect, source)
+        return self._noise[1](sums, step)
+
+
+@torch.no_grad()
+def set_gradients(parameters: Mapping[str, nn.Parameter], released: Mapping[str, Tensor], size: float) -> None:
+    """Set the gradient of each parameter to its released sum over the expected size of a batch.
+
+    The divisor is public: the number of units that were drawn would reveal who was.
+    """
+    means = torch._foreach_div([released[name] for name in parameters], size)
+    for parameter, mean in zip(parameters.values(), means, strict=True):
+        parameter.grad = mean.to(parameter.dtype)
+
+
+def step_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    """Step an optimizer with the gradients that `set_gradients` has set."""
+    optimizer.step()

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
-from discreet.clipping.clip import Automatic, Clip, Flat, PerLayer, clipped_sum
 from discreet.clipping.record import Record
+from discreet.clipping.tape import Automatic, Clip, Flat, PerLayer, clipped_sum
 from discreet.core.errors import (
     SettingError,
     UnsupportedError,

@@ -19,8 +19,15 @@ from discreet.data.batches import tokenise, tokens_for
 from discreet.data.corpus import Corpus
 from discreet.models.base import TextModel, evaluating
 from discreet.models.classifier import classifier_of
-from discreet.protections.base import GradientProtection, Live, Once, RepresentationProtection, check_protection
-from discreet.protections.private_sum import PrivateSum, release_once
+from discreet.protections.base import (
+    GradientProtection,
+    Live,
+    Once,
+    PrivateSum,
+    RepresentationProtection,
+    check_protection,
+    release_once,
+)
 from discreet.releases.hidden import check_public, check_units, hidden_batch, hidden_losses
 
 ENCODER_OPEN = "the gradient of the encoder reveals its input, however its output is protected"

@@ -12,8 +12,8 @@ from discreet.core.randomness import Rng
 from discreet.data.batches import Batch, Tokens, Vectors, tokenise
 from discreet.data.corpus import Corpus
 from discreet.data.samplers import Sampler, Shuffled
+from discreet.models.build import encode
 from discreet.models.classifier import Classifier, losses
-from discreet.models.encode import encode
 from discreet.models.encoder import pool
 from discreet.protections.base import Live, RepresentationProtection, Rows, most_rows
 

@@ -14,8 +14,8 @@ from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, ModelRelease, Release, RepresentationRelease, TextRelease
 from discreet.data.corpus import Corpus
 from discreet.models.base import TextModel
+from discreet.models.build import encode
 from discreet.models.classifier import classifier_of
-from discreet.models.encode import encode
 from discreet.protections.base import (
     Conditions,
     Protection,

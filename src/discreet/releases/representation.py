@@ -12,8 +12,8 @@ from discreet.core.randomness import Rng
 from discreet.core.types import RepresentationRelease
 from discreet.data.batches import Vectors
 from discreet.data.corpus import Corpus
+from discreet.models.build import encode
 from discreet.models.classifier import Classifier
-from discreet.models.encode import encode
 from discreet.protections.base import RepresentationProtection, check_protection
 from discreet.releases.gradient import one_release_guarantee, release_rng
 from discreet.releases.hidden import check_public, check_units, draw_hidden

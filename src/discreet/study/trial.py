@@ -38,9 +38,8 @@ from discreet.experiment.run import RunOptions, RunRequest, TrainedRun, choose_m
 from discreet.metrics.intervals import true_positive_rates
 from discreet.metrics.utility import LOWER_IS_BETTER, constant_utility, language_intervals, utility_intervals
 from discreet.models.base import TextModel
-from discreet.models.build import build_model, matched
+from discreet.models.build import build_model, cache_folder, matched, ready
 from discreet.models.classifier import classifier_of
-from discreet.models.encode import cache_folder, ready
 from discreet.models.settings import TrainSettings
 from discreet.protections.base import Protection
 from discreet.releases.protected import misfit

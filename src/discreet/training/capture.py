@@ -25,8 +25,7 @@ from discreet.core.device import constants_in, mapped, tensors_in
 from discreet.core.randomness import Rng
 from discreet.data.batches import Part
 from discreet.mechanisms.normals import RepeatedNormals
-from discreet.protections.base import GradientProtection
-from discreet.protections.private_sum import PrivateSum, Sums, set_gradients, step_optimizer
+from discreet.protections.base import GradientProtection, PrivateSum, Sums, set_gradients, step_optimizer
 from discreet.training.independence import ConstantDraws
 from discreet.training.recording import Modes, Shape, modes_of, shapes_seen
 

@@ -21,7 +21,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from discreet.clipping.clip import Flat, clipped_sum
 from discreet.clipping.independence import (
     bitwise_invariant,
     check_independent,
@@ -31,7 +30,7 @@ from discreet.clipping.independence import (
     recorded,
 )
 from discreet.clipping.record import Record
-from discreet.clipping.tape import Tape
+from discreet.clipping.tape import Flat, Tape, clipped_sum
 from discreet.core.device import free_on_cuda, mapped, tensors_in
 from discreet.core.errors import DataError, UnsupportedError
 from discreet.data.batches import Part

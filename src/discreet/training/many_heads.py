@@ -25,10 +25,9 @@ from discreet.data.corpus import Corpus, Grouped, unit_numbers
 from discreet.data.samplers import Shuffled
 from discreet.mechanisms.von_mises_fisher import VonMisesFisher
 from discreet.models.settings import ModelSettings, TrainSettings
-from discreet.protections.base import GradientProtection, Protection
+from discreet.protections.base import GradientProtection, Protection, noise_of, step_optimizer
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
-from discreet.protections.private_sum import noise_of, step_optimizer
 from discreet.training.plan import TrainingPlan
 
 Ints = npt.NDArray[np.int64]

@@ -2,18 +2,27 @@
 
 Defaults, sampler, delta, steps, the budget of the ledger, and whether randomness is secret or fixed are chosen only
 here. A plan is a printable value: it never holds a secret or an open ledger.
+
+The public text that a protection mixes with, learns from or starts from is read here, and so are the checks before a
+training run and what its owner is warned of.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import Tensor
+
 from discreet.accounting.ledger import Budget, Ledger
+from discreet.catalog import CORPORA
 from discreet.core.errors import (
     DataError,
+    Message,
     UnsupportedError,
     invalid,
     open_probability,
@@ -21,15 +30,20 @@ from discreet.core.errors import (
     setting,
     whole,
 )
+from discreet.core.files import load_tensors
 from discreet.core.guarantee import Adjacency, Caveat, delta_for
 from discreet.core.randomness import Rng
 from discreet.core.task import Task
-from discreet.data.corpus import Corpus
+from discreet.data.batches import Tokens, Vectors
+from discreet.data.corpus import PRIVATE_DETAIL, Corpus, check_held_out, without_overlap
 from discreet.data.samplers import Sampler, Shuffled
+from discreet.data.sources import EACH_ROW, Columns, files_of, load
+from discreet.metrics.utility import is_better
 from discreet.models.base import TextModel
-from discreet.models.build import matched_split
+from discreet.models.build import build_classifier, matched_split
 from discreet.models.classifier import Classifier, ModelSettings, classifier_of
 from discreet.models.encoder import BILSTM, MINILM
+from discreet.models.pairs import THRESHOLD
 from discreet.models.settings import JOINT, SEPARATE, TrainSettings
 from discreet.models.smollm2 import SMOLLM2
 from discreet.protections.base import (
@@ -43,11 +57,123 @@ from discreet.protections.base import (
     plain_defaults,
     protection_of_gradients,
 )
-from discreet.training.public_text import public_vectors
+from discreet.runs.folder import RunChoices
+from discreet.training.evaluate import evaluate
 
 if TYPE_CHECKING:
     from dp_accounting.dp_event import DpEvent
     from torch import Tensor, nn
+
+    from discreet.data.corpus import Corpus
+
+
+def public_text(
+    source: str, columns: Columns, seed: int = 0, *, scores: bool = False, labelled: bool = False
+) -> Corpus:
+    """Return public text: a built-in corpus, or a file with the column names of the private one.
+
+    Its labels are left out if they cannot be read, unless `labelled`: training needs them, and projections by label
+    report missing ones; mixtures and principal axes need none. `scores` reads labels as numbers, also where all of them
+    are integers.
+    """
+    if source in CORPORA:
+        return load(source, seed=seed, validation=0)
+    columns = replace(columns, unit=EACH_ROW)
+    try:
+        return load(source, columns, seed=seed, validation=0, task="regression" if scores else None)
+    except DataError:
+        if labelled:
+            raise
+        return load(source, replace(columns, label=None), seed=seed, validation=0)
+
+
+def public_corpus(protect: Protection | None, private: Corpus, columns: Columns, seed: int = 0) -> Corpus | None:
+    """Return the public corpus that a protection needs, without texts that occur in held-out text.
+
+    What is learned from it is published, so it must not depend on which of its texts are in the train split: removing
+    those would reveal them to anyone who has the public corpus. If nothing is guaranteed, they are removed too. All
+    splits of a public folder are used.
+    """
+    if protect is None or protect.public is None:
+        return None
+    columns = columns if private.is_pairs else replace(columns, text_pair=None)
+    labelled = protect.starts_from_public and private.task.is_labelled
+    public = public_text(protect.public, columns, seed, scores=private.task.has_scores, labelled=labelled)
+    public = replace(public, splits=("train",) * len(public))
+    rows = [row for row, name in enumerate(private.splits) if name != "train" or not protect.priced]
+    avoided = private.take(rows)
+    if protect.priced:
+        avoided = avoided.renamed(f"{private.name} (held-out rows)")
+    kept = without_overlap(public, avoided) if rows else public
+    if not len(kept):
+        raise DataError(
+            f"Expected public text that is not in {private.name!r}, got none in {protect.public!r}. Name other text."
+        )
+    return kept
+
+
+def public_vectors(model: TextModel, public: Corpus, precision: str) -> tuple[Tensor, Tensor | None]:
+    """Return the vectors of public text under a frozen encoder, and its labels if they are those of the model."""
+    if not model.settings.frozen:
+        raise invalid("train", model.settings.train, "head or pooler+head", "A projection is learned for one encoder.")
+    from discreet.models.build import cache_folder, encode
+
+    rows = encode(model, public, cache_folder(), precision)
+    labelled = public.task == model.task and public.label_names == model.label_names
+    return rows.vectors, rows.targets if labelled else None
+
+
+COSINE, PUBLIC_TEXT = "cosine", "public text"  # what a public row comes from
+
+
+@dataclass(frozen=True)
+class PublicRow:
+    """Metrics of the cosine of two public vectors, or of a model that was trained on public text alone.
+
+    `metric` is the one by which a private model is compared with it.
+
+    Guarantee: epsilon 0 for the training rows, which it does not depend on; held-out rows are not protected.
+    """
+
+    utility: dict[str, float]
+    metric: str
+    source: str = COSINE
+
+    def as_dict(self, utility: Mapping[str, float]) -> dict[str, Any]:
+        """Return plain values, and whether a model with this utility is better."""
+        better = is_better(self.metric, utility[self.metric], self.utility[self.metric])
+        threshold = {"threshold": THRESHOLD} if self.source == COSINE else {}
+        return {
+            "utility": self.utility,
+            "metric": self.metric,
+            **threshold,
+            "source": self.source,
+            "is_beaten": better,
+        }
+
+
+def public_row(encoder: str, corpus: Corpus, split: str, device: torch.device | str = "cpu") -> PublicRow | None:
+    """Return what the cosine of the vectors of a public encoder reaches on a split; None where there is no such row.
+
+    There is one for pairs with scores or two classes, of which the second is for texts that agree, and an encoder whose
+    cosine has a meaning: the built-in one.
+    """
+    known = corpus.task.has_scores or corpus.classes == 2
+    if not corpus.is_pairs or not known or corpus.task.balanced is None or encoder != MINILM:
+        return None
+    settings = ModelSettings(encoder=encoder, train="head", pairs=SEPARATE)
+    model = build_classifier(corpus, settings, rng=Rng(0)).to(device)
+    return PublicRow(evaluate(model, corpus.split(split)), corpus.task.balanced)
+
+
+def start_row(model: TextModel, start: Path, rows: Tokens | Vectors, precision: str = "auto") -> PublicRow:
+    """Return what a model reaches on held-out rows with the weights that public text gave it, in the file `start`.
+
+    `rows` are tokens, or vectors of the encoder if only what follows it was trained on private text.
+    """
+    own = copy.deepcopy(model)
+    own.load_weights(load_tensors(start)[0])
+    return PublicRow(evaluate(own, rows, precision), model.task.main, PUBLIC_TEXT)
 
 
 PUBLIC_ROWS = 60_000  # public text of fewer rows is read more than once, at most three times
@@ -532,3 +658,121 @@ def check_hides_absence(sampler: Sampler) -> None:
             "zero-out."
         )
         raise invalid("sampler", sampler, "Poisson under add/remove", remedy)
+
+
+_MANY_STEPS = 1_000_000
+_LONGEST_NAMES = 1_000  # characters of all class names together, up to which they are printed as a setting
+
+
+def check_public(request: RunChoices) -> None:
+    """Reject the private text itself as the public text that a model is trained on without noise."""
+    protect = request.protect
+    if protect is not None and protect.starts_from_public:
+        check_other_text(protect.public, request.data.source, "public")
+
+
+def check_other_text(public: str | None, source: str, name: str) -> None:
+    """Reject the private text itself as the public text of a setting, which reads it without noise."""
+    if public is None:
+        return
+    same = any(one.samefile(other) for one in files_of(public) for other in files_of(source))
+    if public == source or same:
+        remedy = "The private text would be used without noise; name other text, or leave it out."
+        raise invalid(name, public, "other text than the private one", remedy)
+
+
+def warn_of_size(request: RunChoices, plan: TrainingPlan, corpus: Corpus, say: Callable[[str], None]) -> None:
+    """Warn if the request exceeds the available rows, or will take very long."""
+    available = len(corpus) if request.data.built_in else plan.rows  # for built-in text, rows includes held-out rows
+    capped = request.data.max_per_unit is not None
+    if request.data.rows is not None and request.data.rows > available and not capped:
+        rows = setting("rows", request.data.rows)
+        say(Message(f"Only {plan.rows:,} training rows are available; {rows} uses all of them."))
+    if request.population is not None:
+        units = corpus.split("train").unit_count
+        if units > request.population or 2 * units < request.population:
+            times = units / request.population
+            warning = (
+                f"{PRIVATE_DETAIL}: the training rows hold {units:,} {corpus.unit_name}s, and the population is "
+                f"{request.population:,}. The guarantee holds; batches are {times:.2g} times as large as requested."
+            )
+            by_default = request.protect is not None and request.protect.delta is None
+            if by_default and delta_for(request.population) > delta_for(units):
+                warning += (
+                    f" Warning: delta follows from the population and is too large for so many {corpus.unit_name}s; "
+                    f"set a population of at least their number, or a smaller {setting('delta')}."
+                )
+            say(Message(warning))
+    if plan.steps > _MANY_STEPS:
+        say(
+            Message(
+                f"Warning: {plan.steps:,} steps will run; Ctrl-C stops after a step, and {setting('resume', True)} "
+                "resumes."
+            )
+        )
+
+
+def warn_of_classes(plan: TrainingPlan, corpus: Corpus, say: Callable[[str], None]) -> None:
+    """Tell the owner how to name the classes, if they were read from private labels."""
+    if Caveat.PRIVATE_CLASSES not in plan.caveats:
+        return
+    names = ",".join(corpus.label_names)
+    example = setting("classes", names) if len(names) <= _LONGEST_NAMES else setting("classes")
+    say(
+        Message(
+            f"{PRIVATE_DETAIL}: the names of the classes were read from the labels, and that a name exists may depend "
+            f"on one {corpus.unit_name}, so the guarantee will be an estimate. If these names were known without the "
+            f"data, set them: {example}."
+        )
+    )
+
+
+def check_private_labels(request: RunChoices, corpus: Corpus) -> None:
+    """Reject class names that are read from the data of a protected run and belong to a single unit.
+
+    A single decimal point decides whether labels are classes or scores, so scores must be requested.
+
+    Guarantee: none; see `check_shared_classes`.
+    """
+    if request.data.built_in:
+        return
+    if corpus.task.has_scores and request.data.task is None:
+        raise DataError(
+            f"Expected {setting('task', 'regression')} for a protected run with scores. One decimal point decides "
+            "whether labels are classes or scores, and it may be one person's; set the task."
+        )
+    if request.data.label_names is None:
+        check_shared_classes(corpus)
+
+
+def check_validation(corpus: Corpus) -> None:
+    """Reject validation rows of units that are trained on; utility figures are computed on them without noise."""
+    if {"train", "validation"} <= set(corpus.split_names):
+        check_held_out(corpus.split("train"), corpus.split("validation"))
+
+
+def check_shared_classes(corpus: Corpus) -> None:
+    """Reject a corpus whose class names come from its labels, if one of them belongs to a single unit.
+
+    The names are written into the run folder, where such a name would reveal that unit to everybody.
+
+    Guarantee: none: that a run was accepted still tells whoever knows all other units that the last one of a class has
+        it. A plan therefore makes every figure an estimate if class names were read from the labels.
+    """
+    if corpus.labels is None:
+        return
+    holders: dict[int, set[int]] = {}
+    held_out: set[int] = set()
+    for label, split, unit in zip(corpus.labels, corpus.splits, corpus.unit_index.tolist(), strict=True):
+        if split == "train":
+            holders.setdefault(label, set()).add(unit)
+        else:
+            held_out.add(label)
+    count = len(corpus.label_names)
+    single = [label for label in range(count) if len(holders.get(label, ())) < 2 and label not in held_out]
+    if single:
+        raise DataError(
+            f"Expected at least 2 {corpus.unit_name}s in every class, got fewer in {len(single)} of {count} classes. "
+            f"Class names are public, and such a name would reveal a single {corpus.unit_name}; set the names "
+            f"({setting('classes')}), or merge the class with another."
+        )

@@ -37,9 +37,8 @@ from discreet.data.batches import Tokens, Vectors
 from discreet.data.corpus import Corpus, Grouped, unit_numbers
 from discreet.mechanisms.gaussian import Gaussian
 from discreet.models.base import TextModel
-from discreet.models.build import matched, matched_split
+from discreet.models.build import matched, matched_split, ready
 from discreet.models.classifier import classifier_of
-from discreet.models.encode import ready
 from discreet.models.language_model import LanguageModel
 from discreet.models.settings import TrainSettings
 from discreet.protections.base import Protection
@@ -50,8 +49,7 @@ from discreet.runs.folder import BEST, SEARCH, TRIAL
 from discreet.runs.people import Entry
 from discreet.training.account import Account, of_gradients
 from discreet.training.evaluate import predict, token_totals
-from discreet.training.job import Job, ready_ledger, ready_secret
-from discreet.training.loop import train
+from discreet.training.loop import Job, ready_ledger, ready_secret, train
 from discreet.training.plan import PrivatePlan
 from discreet.training.steps import encoding_watch
 

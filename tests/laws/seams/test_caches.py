@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from discreet.cli.main import main
-from discreet.models.encode import cache_folder, cached
+from discreet.models.build import cache_folder, cached
 
 PROTECTIONS = {
     "none": [],

@@ -20,8 +20,7 @@ from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
 from discreet.protections.instance_encoding import InstanceEncoding
 from discreet.protections.local.protection import LocalPrivacy
-from discreet.training.job import Job
-from discreet.training.loop import Trained, train
+from discreet.training.loop import Job, Trained, train
 from discreet.training.plan import TrainingPlan
 
 QUICK = TrainSettings(epochs=3, batch_size=10, learning_rate=0.05)

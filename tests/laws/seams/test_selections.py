@@ -1,7 +1,7 @@
 """The law of stable selections: with a public seed, no unit moves because of another one.
 
 A selection that is a permutation of all units tells from who else is in it whether one unit is there: that broke the
-certificate of every training with an automatic hold-out. For every purpose that `discreet.data.partition` knows:
+certificate of every training with an automatic hold-out. For every purpose that `discreet.data.corpus` knows:
 (i) one unit is changed or made empty and its identity kept: nobody else moves;
 (ii) one unit is removed: nobody else moves, for all that are allowed under add/remove.
 Secret samplers (Poisson, FixedSize) are exempt: their draws are independent of the data and nobody sees them.
@@ -21,8 +21,8 @@ from discreet.core.errors import DataError, SettingError
 from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng
 from discreet.data.canaries import plant_labels, plant_secrets
-from discreet.data.corpus import Corpus
-from discreet.data.partition import (
+from discreet.data.corpus import (
+    Corpus,
     Purpose,
     clients_by_unit,
     dirichlet_clients,
@@ -294,4 +294,4 @@ def test_whoever_draws_an_order_is_known_here() -> None:
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ORDERS:
                 found.add(path.relative_to(SOURCE).as_posix())
     unknown = [name for name in found if name not in EXEMPT and name.split("/")[0] not in EXEMPT]
-    assert not unknown, f"say why it is stable, or use discreet.data.partition: {unknown}"
+    assert not unknown, f"say why it is stable, or use discreet.data.corpus: {unknown}"

@@ -19,13 +19,13 @@ from discreet.core.randomness import Rng
 from discreet.data.batches import Batch, Part, Tokens, tokenise
 from discreet.data.corpus import Corpus
 from discreet.data.samplers import Poisson
+from discreet.models.build import encode
 from discreet.models.classifier import Classifier
-from discreet.models.encode import encode
 from discreet.models.settings import TrainSettings
 from discreet.protections.dp_sgd import DPSGD
-from discreet.training import independence, private
+from discreet.training import engine, independence
+from discreet.training.engine import PrivateStep
 from discreet.training.evaluate import represent
-from discreet.training.private import PrivateStep
 
 WORDS = ["the", "heart", "was", "calm", "and", "the", "knee", "dull", "after", "a", "walk"]
 CLIP, UNITS = 1.0, 14
@@ -138,16 +138,16 @@ def test_nothing_else_depends_on_one_units_texts(precision: str, tiny_encoder: C
 def test_kernels_that_tell_places_apart_make_the_guarantee_an_estimate(
     tiny_encoder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recorded = private.PrivateParts._recorded
+    recorded = engine.PrivateParts._recorded
 
-    def uneven(self: private.PrivateParts, batch: Batch, part: Part) -> object:
+    def uneven(self: engine.PrivateParts, batch: Batch, part: Part) -> object:
         found = recorded(self, batch, part)
         slot = next(s for s in found.slots if hasattr(s, "values"))
         slot.values = slot.values.clone()
         slot.values[0] *= 1 + 2**-20  # as if the first place of a part were rounded otherwise
         return found
 
-    monkeypatch.setattr(private.PrivateParts, "_recorded", uneven)
+    monkeypatch.setattr(engine.PrivateParts, "_recorded", uneven)
     with step_of(tiny_encoder("bert"), corpus_of(None, 1), "float32") as step:
         step(0)
         assert Caveat.UNSTEADY_KERNELS in step.account.ledger.statement.terms.caveats
@@ -160,12 +160,12 @@ def test_one_units_shape_changes_no_kernel_for_the_others(
     """A GPU whose fused attention mixes units in one shape, which only one person has: it is changed for everybody."""
     tested: list[tuple[int, int, int]] = []
 
-    def is_independent(self: private.PrivateParts, shape: tuple[int, int, int]) -> bool | None:
+    def is_independent(self: engine.PrivateParts, shape: tuple[int, int, int]) -> bool | None:
         tested.append(shape)
         return self.kernels.plain_attention or shape[2] < 44 or None
 
     monkeypatch.setattr(independence.Kernels, "can_change", property(lambda self: True))
-    monkeypatch.setattr(private.PrivateParts, "_is_independent", is_independent)
+    monkeypatch.setattr(engine.PrivateParts, "_is_independent", is_independent)
     seen, layouts, shapes = {}, [], []
     for odd in ("short", "long"):
         tested.clear()
@@ -184,8 +184,8 @@ def test_a_shape_that_is_found_later_is_a_caveat_and_changes_nothing(
     tiny_encoder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(independence.Kernels, "can_change", property(lambda self: True))
-    monkeypatch.setattr(private.Shapes, "grid", lambda self, most_rows=None: set())
-    monkeypatch.setattr(private.PrivateParts, "_is_independent", lambda self, shape: None)
+    monkeypatch.setattr(engine.Shapes, "grid", lambda self, most_rows=None: set())
+    monkeypatch.setattr(engine.PrivateParts, "_is_independent", lambda self, shape: None)
     with step_of(tiny_encoder("bert"), corpus_of("long", 1), "float32") as step:
         step(0)
         assert not step.parts.kernels.plain_attention
@@ -198,17 +198,17 @@ def test_memory_that_private_rows_exhaust_makes_the_guarantee_an_estimate(
 ) -> None:
     """Smaller parts round the gradients of all units otherwise; made-up rows decide nothing about anybody."""
     name = "add" if on_private_rows else "_is_independent"
-    original, failed = getattr(private.PrivateParts, name), []
+    original, failed = getattr(engine.PrivateParts, name), []
 
-    def short_of_memory(self: private.PrivateParts, *rest: object, **options: object) -> object:
+    def short_of_memory(self: engine.PrivateParts, *rest: object, **options: object) -> object:
         if not failed:
             failed.append(self.layout())
             raise torch.OutOfMemoryError
         return original(self, *rest, **options) if on_private_rows else True
 
     monkeypatch.setattr(independence.Kernels, "can_change", property(lambda self: True))
-    monkeypatch.setattr(private.PrivateParts, "_is_independent", lambda self, shape: True)
-    monkeypatch.setattr(private.PrivateParts, name, short_of_memory)
+    monkeypatch.setattr(engine.PrivateParts, "_is_independent", lambda self, shape: True)
+    monkeypatch.setattr(engine.PrivateParts, name, short_of_memory)
     with step_of(tiny_encoder("bert"), corpus_of(None, 1), "float32") as step:
         step(0)
         assert failed and step.layout() != failed[0]

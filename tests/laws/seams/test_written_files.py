@@ -25,8 +25,7 @@ from discreet.catalog import protection
 from discreet.core.errors import DataError
 from discreet.core.files import save_tensors
 from discreet.core.randomness import Rng
-from discreet.data.corpus import Corpus, unit_numbers
-from discreet.data.partition import keep_share
+from discreet.data.corpus import Corpus, keep_share, unit_numbers
 from discreet.data.samplers import Poisson
 from discreet.data.sources import Columns, TextSource, load
 from discreet.experiment import RunOptions, RunRequest, train_once
@@ -290,7 +289,7 @@ def test_neighbours_that_are_not_refused_have_the_same_classes(tmp_path: Path) -
     """Every corpus of five rows over three classes, and every change of one row's label."""
     from itertools import product
 
-    from discreet.experiment.checks import check_private_labels
+    from discreet.training.plan import check_private_labels
 
     texts = tuple(f"t{i}" for i in range(5))
     asked = RunRequest(TextSource("x.csv"), ModelSettings(), TrainSettings())

@@ -55,8 +55,7 @@ from discreet.metrics.categories import fragments, table_of_items
 from discreet.metrics.intervals import rate_of, score_interval
 from discreet.metrics.text import leakage_of
 from discreet.models.base import TextModel
-from discreet.models.build import matched
-from discreet.models.encode import ready
+from discreet.models.build import matched, ready
 from discreet.models.language_model import LanguageModel
 from discreet.training.evaluate import represent
 

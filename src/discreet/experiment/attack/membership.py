@@ -26,23 +26,24 @@ from discreet.core.randomness import Rng
 from discreet.core.types import Knowledge, Leakage, ModelRelease
 from discreet.data.batches import Tokens, Vectors, tokens_for
 from discreet.data.corpus import Corpus
-from discreet.experiment.attack.given_references import GivenReferences, same_encoder, too_few
 from discreet.experiment.attack.neighbours import neighbour_losses
 from discreet.experiment.attack.request import AttackRequest, Callbacks, Findings, Progress
 from discreet.experiment.attack.scene import Scene, Target, findings_of_model, text_keys
 from discreet.experiment.attack.signals import (
+    GivenReferences,
     ReferenceText,
     fresh_model,
     outputs_of,
     random_halves,
     reference_outputs,
+    same_encoder,
     token_scores,
+    too_few,
 )
 from discreet.metrics import membership as metric
 from discreet.metrics.membership import Scored
 from discreet.models.base import TextModel
-from discreet.models.build import matched
-from discreet.models.encode import encode
+from discreet.models.build import encode, matched
 from discreet.models.language_model import LanguageModel
 
 TRAIN = "train"

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from discreet.attacks.identification import OneOfN, contribution
-from discreet.clipping.clip import Flat
+from discreet.clipping.tape import Flat
 from discreet.core.errors import DataError, UnsupportedError, invalid, setting, whole
 from discreet.core.guarantee import delta_for
 from discreet.core.randomness import Rng

@@ -26,9 +26,8 @@ from discreet.data.corpus import Corpus
 from discreet.data.sources import Columns, load
 from discreet.experiment.attack.request import Findings
 from discreet.models.base import TextModel
-from discreet.models.build import build_classifier
+from discreet.models.build import build_classifier, encode
 from discreet.models.classifier import ModelSettings
-from discreet.models.encode import encode
 from discreet.releases.description import model_facts
 from discreet.releases.protected import stated_epsilon
 from discreet.runs.checkpoint import LEDGER
