@@ -95,9 +95,10 @@ def save_sweep(folder: Path) -> None:
     from discreet.core.types import Leakage, Trial
     from discreet.study.file import read_study
     from discreet.study.store import Store
+    from discreet.study.sweep import FORMAT, STUDY
 
     study = read_study(Path(__file__).parent / "fuzz_seeds" / "study_small.toml")
-    (folder / "study.json").write_text(json.dumps(study.as_dict(), indent=2), encoding="utf-8")
+    (folder / STUDY).write_text(json.dumps({"format": FORMAT, **study.as_dict()}, indent=2), encoding="utf-8")
     (folder / "failures.json").write_text(json.dumps({"none": "it was not run"}), encoding="utf-8")
     (folder / "risk.json").write_text(json.dumps([{"ceiling": 0.05, "noise": 2.0}]), encoding="utf-8")
     with Store(folder) as store:

@@ -45,6 +45,7 @@ from discreet.releases.protected import epsilon_by_adjacency
 from discreet.study.grid import key_of
 from discreet.study.store import NAME as TRIALS
 from discreet.study.store import Store, read_trials
+from discreet.study.sweep import FORMAT, STUDY
 
 NOISES = (0.003, 0.014, 0.043, 0.14, 0.45, 1.2)  # the paper's multipliers, thinned out, and one below them
 KAPPAS = (1e7, 3e6, 1e6, 3e5, 1e5, 3e4)
@@ -150,7 +151,7 @@ def plane(
     (folder / TRIALS).unlink(missing_ok=True)
     trainings = {name_of(made.settings["protection"]): made for made in read_trials(folder / "trained").values()}
     study = study_of(asked, folder.name, len(readings.truths), metric, sorted(readings.read, key=ATTACKS.index))
-    (folder / "study.json").write_text(json.dumps(study, indent=2))
+    (folder / STUDY).write_text(json.dumps({"format": FORMAT, **study}, indent=2))
     with Store(folder) as store:
         for setting in settings_of(asked):
             made = trainings.get(name_of(setting))

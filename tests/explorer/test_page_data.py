@@ -16,6 +16,7 @@ from discreet.explorer.page_data import load_page_data
 from discreet.explorer.reading import Question, read
 from discreet.models.build import cache_folder
 from discreet.study.store import Store
+from discreet.study.sweep import FORMAT
 
 
 def test_a_study_lends_its_model_texts_and_protections(
@@ -28,7 +29,7 @@ def test_a_study_lends_its_model_texts_and_protections(
         "release": {"train": "all", "split": "train"},
         "seeds": [3],
     }
-    (tmp_path / "study.json").write_text(json.dumps(study))
+    (tmp_path / "study.json").write_text(json.dumps({"format": FORMAT, **study}))
     with Store(tmp_path) as store:
         for number, (point, facts) in enumerate(
             [

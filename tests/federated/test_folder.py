@@ -13,15 +13,16 @@ from typing import Any
 import pytest
 
 from discreet.accounting.ledger import Ledger
-from discreet.core.errors import DataError
+from discreet.core.errors import DataError, LedgerError
 from discreet.core.randomness import Rng
 from discreet.data.sources import TextSource
 from discreet.federated.central import CentralDP
-from discreet.federated.client import Client
+from discreet.federated.client import Assignment, Client
 from discreet.federated.run import FederateOptions, client_folder, federate
 from discreet.federated.secure_sum.aggregations import SecureSum
 from discreet.federated.settings import Federation
 from discreet.protections.dp_sgd import DPSGD
+from discreet.training import plan
 
 Tiny = Callable[..., Federation]
 DOCS = Path(__file__).parents[2] / "docs" / "federated.md"
@@ -153,3 +154,39 @@ def test_runs_on_neighbouring_texts_with_the_same_secret_differ_only_where_the_t
     for file, key in different:
         kind = kinds[listed(kinds, file, key)]
         assert kind in ("noised", "held-out rows") or file.endswith("utility.json"), (file, key, kind)
+
+
+def test_a_client_whose_data_grew_is_told_to_set_delta(
+    tiny: Callable[..., Federation], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The default delta falls with the number of units, and the ledger of the client has one budget."""
+    monkeypatch.setattr(plan, "delta_for", lambda units: 0.1 / units)  # the default needs far more units to fall
+    settings = tiny(protect=DPSGD(epsilon=8.0))
+    corpus = settings.corpus_of(1)
+    train = [row for row, name in enumerate(corpus.splits) if name == "train"]
+    client = Client(settings, 1, tmp_path / "client", corpus.take(train[: len(train) // 2]))
+    client.training(Assignment(0, 0, 1, 2, 4))
+    before = client.training(Assignment(0, 0, 1, 2, 4)).plan.delta
+    client.close()
+    grown = Client(settings, 1, tmp_path / "client", corpus.take(train))
+    with pytest.raises(LedgerError, match=r"default delta .* Set delta=") as error:
+        grown.training(Assignment(0, 0, 1, 2, 4))
+    assert ("delta", before) in error.value.settings
+
+
+def test_a_client_that_cannot_be_prepared_leaves_its_ledger_unlocked(
+    tiny: Callable[..., Federation], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from discreet.federated import client as clients
+
+    one = Client(tiny(protect=DPSGD(epsilon=8.0)), 1, tmp_path / "client")
+
+    def failing(*arguments: object, **options: object) -> None:
+        raise DataError("it failed")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(clients, "open_job", failing)
+        with pytest.raises(DataError, match="it failed"):
+            one.training(Assignment(0, 0, 1, 2, 4))
+    one.training(Assignment(0, 0, 1, 2, 4))  # not "locked by another process"
+    one.close()

@@ -14,6 +14,7 @@ from discreet.study.frontier import Point
 from discreet.study.grid import key_of
 from discreet.study.result import StudyResult
 from discreet.study.store import NAME, trial_as_dict
+from discreet.study.sweep import FORMAT
 
 HOSTILE = (
     '</script><script>window.hacked = 1</script> <img src=x onerror="window.hacked = 2"> '
@@ -105,7 +106,7 @@ def write_sample(folder: Path, seeds: int = 2, protections: tuple[str, ...] = ("
         "protections": [{"name": name} for name in protections],
         "goal": {"leakage": "one-of-n/identified", "ceiling": 0.1, "utility": "accuracy"},
     }
-    (folder / "study.json").write_text(json.dumps(study))
+    (folder / "study.json").write_text(json.dumps({"format": FORMAT, **study}))
     with (folder / NAME).open("w") as file:
         for seed in range(seeds):
             settings: list[tuple[dict[str, object], float | None]] = [({"name": "none"}, None)]

@@ -191,3 +191,30 @@ def test_noise_is_named_as_it_was_solved(result: StudyResult) -> None:
     assert "noise multiplier 0.3: on the sum of every step" in noise_words(result.points[1])
     local = Point("ldp, epsilon 8", {"name": "ldp", "epsilon": 8.0, "mechanism": "privunit"}, {}, {}, None)
     assert noise_words(local) == "epsilon 8 (privunit)"
+
+
+def test_a_floor_on_an_error_is_the_most_that_is_accepted(result: StudyResult) -> None:
+    def with_error(point: Point) -> Point:
+        return dataclasses.replace(point, utility={"perplexity": Measured(40.0, 39.0, 41.0, 2)})
+
+    goal = dataclasses.replace(result.goal, ceiling=None, floor=30.0, utility="perplexity")  # type: ignore[type-var]
+    points = [with_error(point) for point in result.points]
+    strict = dataclasses.replace(result, points=points, goal=goal, utility="perplexity", recommended=None)
+    assert "perplexity of at most 30" in brief_of(strict).sentence
+    assert {row["kept"] for row in setting_rows(strict, points)} == {"no: above the most accepted"}
+    met = dataclasses.replace(strict, goal=dataclasses.replace(goal, floor=50.0), recommended=points[1])
+    assert "at least 50" not in brief_of(met).sentence
+
+
+def test_an_estimate_is_marked_in_the_epsilons_of_releases(result: StudyResult) -> None:
+    point = result.points[1]
+    attacked = json.loads(json.dumps(point.trials[0].details["attacks"]))
+    attacked["dager"]["guarantee"] |= {
+        "certified": False,
+        "caveats": ["private-classes"],
+        "reason": "classes were read",
+    }
+    trial = dataclasses.replace(point.trials[0], details={"attacks": attacked})
+    row = adjacency_rows([dataclasses.replace(point, trials=(trial,))])[0]
+    assert row["estimate"] and "an estimate, not a bound, because classes were read" in row["why"]
+    assert not adjacency_rows([point])[0]["estimate"]

@@ -93,3 +93,10 @@ def test_what_no_option_sets_is_named() -> None:
     assert command.missing == ("training.momentum",)
     text = command_text(command)
     assert "'a b.csv' --classes x,y" in text and "--train" not in text and "--momentum" not in text
+
+
+@pytest.mark.parametrize("data", [{}, {"label": None}])
+def test_a_study_of_language_models_is_trained_as_lm(data: dict[str, None]) -> None:
+    study = {"name": "l", "data": {"source": "notes", "task": "unlabelled", **data}, "model": {"train": "lora-2"}}
+    command = train_command(study, {"name": "dp-sgd", "epsilon": 3.0})
+    assert dict(command.options)["task"] == "lm" and command.missing == ()

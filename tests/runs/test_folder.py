@@ -21,7 +21,7 @@ from discreet.models.classifier import Classifier, ModelSettings
 from discreet.models.settings import TrainSettings
 from discreet.protections.texthide import TextHide
 from discreet.runs.checkpoint import LEDGER
-from discreet.runs.folder import begin, load_run, prepared, workspace_of
+from discreet.runs.folder import begin, load_run, prepared, read_settings, workspace_of
 from discreet.training.evaluate import predict
 
 
@@ -220,3 +220,16 @@ def test_tensors_are_never_readable_by_others_while_they_are_written(
     monkeypatch.setattr(safetensors.torch, "save_file", watched)
     save_tensors({"vectors": torch.ones(3)}, tmp_path / "a.safetensors")
     assert seen == [0o600, 0o600]
+
+
+@pytest.mark.parametrize("found", ["", 'format = "4"\n', "format = 3\n"])
+def test_settings_of_another_format_are_rejected(
+    toy_csv: Path, tiny_encoder: Callable[[str], Path], tmp_path: Path, found: str
+) -> None:
+    train_once(request(toy_csv, str(tiny_encoder("bert")), train="head"), tmp_path / "a")
+    path = tmp_path / "a" / "settings.toml"
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    assert any(line.startswith("format = ") for line in lines)
+    path.write_text("".join(found if line.startswith("format = ") else line for line in lines), encoding="utf-8")
+    with pytest.raises(ModelError, match="Expected a run of format"):
+        read_settings(path)

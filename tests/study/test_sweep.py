@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from discreet.core.errors import OutputError, SettingError
+from discreet.core.errors import DataError, OutputError, SettingError
 from discreet.core.settings import as_dict
 from discreet.study.file import Goal, Study
+from discreet.study.result import read_result
 from discreet.study.store import NAME, Store, read_trials
-from discreet.study.sweep import STUDY, Standing, read_failures, read_kept_study, sweep
+from discreet.study.sweep import FORMAT, STUDY, Standing, read_failures, read_kept_study, sweep
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
@@ -171,3 +172,15 @@ def test_ray_gives_the_same_trials(study: Study, tmp_path: Path) -> None:
     sweep(study, toy.quick, tmp_path / "here", workers=2)
     assert read_trials(tmp_path / "ray") == read_trials(tmp_path / "here")
     assert (tmp_path / "ray" / STUDY).exists()
+
+
+@pytest.mark.parametrize(("found", "words"), [(None, "none"), (0, "0"), ("1", "'1'")])
+def test_a_folder_of_another_format_is_rejected(study: Study, tmp_path: Path, found: object, words: str) -> None:
+    sweep(study, toy.quick, tmp_path / "s", workers=1)
+    path = tmp_path / "s" / STUDY
+    values = json.loads(path.read_text())
+    assert values.pop("format") == FORMAT and "format" not in read_kept_study(tmp_path / "s")
+    path.write_text(json.dumps(values if found is None else {**values, "format": found}))
+    for read in (lambda: sweep(study, toy.failing, tmp_path / "s", workers=1), lambda: read_result(tmp_path / "s")):
+        with pytest.raises(DataError, match=f"a study of format {FORMAT} in .*, got {words}"):
+            read()

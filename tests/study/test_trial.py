@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from discreet.core.errors import SettingError
+from discreet.core.errors import DataError, SettingError
 from discreet.study.grid import Planned
 from discreet.study.trial import run_trial
 
@@ -122,3 +122,67 @@ def test_a_study_reads_pairs_like_train(tmp_path: Path, tiny_encoder: Callable[[
     }
     trial = run_trial(Planned("a", settings, 0))
     assert trial.details["trained"] == "head" and "accuracy" in trial.utility
+
+
+def test_all_updates_of_a_training_are_as_certain_as_the_training(
+    toy_csv: Path, tiny_encoder: Callable[[str], Path]
+) -> None:
+    """Class names that are read from private labels make the figure of one release and of all of them an estimate."""
+    settings = {
+        "data": {"source": str(toy_csv)},
+        "model": {"encoder": str(tiny_encoder("bert")), "train": "head"},
+        "training": {"epochs": 1, "batch_size": 16},
+        "protection": {"name": "dp-sgd", "epsilon": 8.0},
+        "attacks": [{"name": "one-of-n", "candidates": 4, "draws": 500}],
+    }
+    for names, certified in ((None, False), (["clinic", "ward"], True)):
+        settings["data"] = {"source": str(toy_csv), "label_names": names}
+        trial = run_trial(Planned("a", settings, 0))
+        stated = trial.details["attacks"]["one-of-n"]["guarantee"]
+        assert trial.guarantee is not None and trial.guarantee.certified is certified
+        assert stated["certified"] is certified and ("private-classes" in stated["caveats"]) is not certified
+        assert "fixed-seed" not in stated["caveats"]
+        assert ("one-of-n/identified" in trial.details["bounds"]) is certified
+
+
+@pytest.mark.parametrize("protection", [{"name": "none"}, {"name": "dp-sgd", "epsilon": 8.0}])
+def test_a_study_without_held_out_rows_fails_before_it_trains(
+    toy_csv: Path, tiny_encoder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, protection: dict[str, object]
+) -> None:
+    from discreet.study import Study
+    from discreet.study import trial as trials
+
+    settings = {
+        "data": {"source": str(toy_csv), "validation": "0"},
+        "model": {"encoder": str(tiny_encoder("bert")), "train": "head"},
+        "protection": protection,
+    }
+    monkeypatch.setattr(trials, "train_once", lambda *a, **k: pytest.fail("it trained"))
+    with pytest.raises(DataError, match=r"held-out rows.*data\.validation"):
+        run_trial(Planned("a", settings, 0))
+    study = Study("a", settings["data"], ({"name": "none"},))  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="held-out rows"):
+        trials.check_rows(study, trials.corpus_of(study.data))
+
+
+def test_the_attacked_model_reads_pairs_as_the_trained_one(
+    tmp_path: Path, tiny_encoder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from discreet.study import trial as trials
+    from discreet.training import plan
+
+    encoder = str(tiny_encoder("bert"))
+    monkeypatch.setattr(plan, "MINILM", encoder)  # the encoder whose pairs are read separately under a protection
+    words = ["knee", "heart", "lung", "ankle", "fever", "cough"]
+    lines = [f"a {words[i % 6]} {i},the {words[(i * i) % 6]},{i % 2}" for i in range(60)]
+    (tmp_path / "pairs.csv").write_text("text,second,label\n" + "\n".join(lines) + "\n", encoding="utf-8")
+    settings = {
+        "data": {"source": str(tmp_path / "pairs.csv"), "text_pair": "second"},
+        "model": {"encoder": encoder},
+        "protection": {"name": "dp-sgd", "epsilon": 8.0},
+    }
+    trained = trials.training_request(settings, trials.corpus_of(settings["data"]), 0).model
+    for train in ("head", "all"):
+        scene = trials.scene_of({**settings, "release": {"train": train}}, 0, "gradient")
+        assert scene.model.settings.pairs == trained.pairs == "separate"
+        assert scene.model.settings.head == trained.head and scene.model.settings.train == train

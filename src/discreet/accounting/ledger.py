@@ -32,7 +32,7 @@ from discreet.accounting.ledger_file import (
     cost_of,
     most,
 )
-from discreet.core.errors import BudgetError, LedgerError, OutputError, invalid, non_negative, one_of
+from discreet.core.errors import BudgetError, LedgerError, OutputError, invalid, non_negative, one_of, setting
 from discreet.core.guarantee import Adjacency, Guarantee, in_digits
 
 __all__ = ["Budget", "Ledger", "Receipt", "Spends", "Statement", "Terms"]
@@ -123,7 +123,7 @@ class Ledger:
             tally = ledger_file.read(file.read(), str(resolved))
             _check_same(resolved, "unit", tally.unit, unit)
             _check_same(resolved, "adjacency", tally.adjacency.value, relation.value)
-            _check_same(resolved, "budget", tally.budget, budget)
+            _check_budget(resolved, tally.budget, budget)
             if tally.unfinished:
                 file.append(tally.unfinished)
                 tally.unfinished = b""
@@ -406,6 +406,17 @@ def _bytes(path: str | os.PathLike[str]) -> bytes:
         return Path(path).read_bytes()
     except OSError as error:
         raise LedgerError(f"Expected a ledger at {str(path)!r}: {error.strerror}. Check the path.") from error
+
+
+def _check_budget(path: Path, stored: Budget | None, value: Budget | None) -> None:
+    """Reject another budget; the default delta falls when data grow, so a ledger that is used again needs its own."""
+    if stored is not None and value is not None and stored.epsilon == value.epsilon and stored.delta != value.delta:
+        raise LedgerError(
+            f"Expected delta to be {stored.delta!r}, as in the ledger {str(path)!r}, got {value.delta!r}. A ledger has "
+            f"one budget, and the default delta depends on the number of units. Set {setting('delta', stored.delta)}, "
+            "or create another file."
+        )
+    _check_same(path, "budget", stored, value)
 
 
 def _check_same(path: Path, name: str, stored: object, value: object) -> None:

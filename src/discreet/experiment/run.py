@@ -321,7 +321,12 @@ def train_once(
     """
     start, options = time.monotonic(), options or RunOptions()
     say, released = options.say, options.released
+    if out is not None and not released:
+        remedy = "A run folder is for release, and its training is checked and recorded as such."
+        raise invalid("out", str(out), f"left out with {setting('released', False)}", remedy)
     request.check()
+    if plan is not None:
+        check_plan(plan, request.protect)
     corpus = corpus or load_corpus(request.data, request.population)
     for remark in corpus.remarks:
         say(remark)
@@ -406,6 +411,20 @@ def train_once(
             recorded["audit"] = {**recorded["audit"], **write_audit(audited, workspace, out)}
         finish(workspace, out, model, run.settings, recorded, trained.guarantee)
     return run
+
+
+def check_plan(plan: TrainingPlan, protect: Protection | None) -> None:
+    """Reject a plan that was made for another protection than the one that is requested and recorded."""
+    made, same = plan.protect, type(plan.protect) is type(protect)
+    if same and made is not None and protect is not None:
+        budget, resolved = protect.epsilon if protect.limits else None, made.as_table()
+        # The plan has the budget, and a resolved protection values for what was not chosen.
+        same = budget == (None if plan.budget is None else plan.budget.epsilon) and all(
+            resolved.get(name, value) == value for name, value in protect.as_table().items()
+        )
+    if not same:
+        remedy = "Make the plan from the request, or leave it out."
+        raise invalid("plan", made, f"a plan of the requested protection, {protect}", remedy)
 
 
 def _how_it_ended(trained: Trained) -> Iterator[str]:

@@ -448,13 +448,19 @@ class _Training:
         # A step with rate 0 leaves the weights as they are, and the gradient that would have been used.
         optimizer = torch.optim.SGD(trained(self.model).values(), lr=0.0) if self.gradients else None
         self.ledger: PlannedLedger | None = None
-        self._opened = ExitStack()
+        with ExitStack() as opened:  # an error on the way closes the ledger
+            self._open(opened, optimizer)
+            self._opened = opened.pop_all()
+
+    def _open(self, opened: ExitStack, optimizer: torch.optim.Optimizer | None) -> None:
+        """Open the ledger and the job, until the stack is closed, and plan all steps in the ledger."""
+        client, settings = self.client, self.client.settings
         secret: Rng | None = None
         if isinstance(self.plan, PrivatePlan):
             secret = secret_of(self.folder)
             if settings.noise_seed is not None:
                 secret = Rng(settings.noise_seed).fork("secret", client.number)
-            self.ledger = self._opened.enter_context(
+            self.ledger = opened.enter_context(
                 PlannedLedger.open(
                     self.folder / LEDGER, unit=self.plan.unit, adjacency=self.plan.adjacency, budget=self.plan.budget
                 )
@@ -470,14 +476,14 @@ class _Training:
             start=client.start,
             command="train",
         )
-        self.job = self._opened.enter_context(job)
-        name = digest("plan", self.job.identity, steps)
+        self.job = opened.enter_context(job)
+        name = digest("plan", self.job.identity, self.steps)
         self.plan_name = name[:_NAME_DIGITS]
         if self.ledger is not None and self.job.secret is not None and isinstance(self.plan, PrivatePlan):
             self.plan_name = spend_name(name, self.job.secret, self.ledger)
             planned = 0  # without a cost of its own (TextHide), every step is recorded as it is taken
             if self.plan.protect.samples_units:
-                names = {(step // settings.local_steps, self.plan.step_cost(step)[1]) for step in range(steps)}
+                names = {(step // settings.local_steps, self.plan.step_cost(step)[1]) for step in range(self.steps)}
                 planned = len(names)
             self.ledger.plan(self.plan_name, planned, self.folder, trusted=not planned)
 

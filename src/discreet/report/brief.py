@@ -11,6 +11,7 @@ from discreet.catalog import ATTACKS
 from discreet.core.guarantee import in_digits, neighbours
 from discreet.core.types import MODEL, TRAINING
 from discreet.metrics.table import METRICS, label_of
+from discreet.metrics.utility import LOWER_IS_BETTER
 from discreet.releases.description import GRADIENT, REPRESENTATION, TEXT
 from discreet.report.command import Command, train_command
 from discreet.report.words import (
@@ -130,8 +131,13 @@ def _answer(result: StudyResult) -> tuple[Answer, str]:
 
 def _rule(result: StudyResult, goal: Goal) -> str:
     what = f"{_subject_of(goal)} in at most {ceiling_words(goal.ceiling)}" if goal.ceiling is not None else ""
-    what = what or f"{result.utility} of at least {goal.floor:g}"
+    what = what or _floor_words(result.utility, goal)
     return f"The rule: {what}, for {released(goal.scope, _subject(result))}."
+
+
+def _floor_words(utility: str, goal: Goal) -> str:
+    """Return the floor of a goal in words: of an error, it is the most that is accepted."""
+    return f"{utility} of at {'most' if utility in LOWER_IS_BETTER else 'least'} {goal.floor:g}"
 
 
 def _subject_of(goal: Goal) -> str:
@@ -143,7 +149,7 @@ def _claim(result: StudyResult, goal: Goal, chosen: Point) -> str:
     leakage = chosen.leakage[goal.leakage]
     proven = proven_limit(leakage, goal)
     rule = f"your ceiling is {ceiling_words(goal.ceiling)}" if goal.ceiling is not None else ""
-    rule = rule or f"the least of the settings with {result.utility} of at least {goal.floor:g}"
+    rule = rule or f"the least of the settings with {_floor_words(result.utility, goal)}"
     attack, _, metric = goal.leakage.partition("/")
     if proven is not None:
         limit = percent_at_most(proven)

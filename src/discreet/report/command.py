@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from discreet.core.task import Task
+
 # Keys of a study whose option has another name.
 _NAMES = {"encoder": "model", "label_names": "classes"}
 # Keys of a study that no option of the command sets.
@@ -45,6 +47,8 @@ def train_command(study: Mapping[str, Any], protection: Mapping[str, Any]) -> Co
     """
     data = dict(study["data"])
     source = str(data.pop("source"))
+    if data.get("task") == Task.UNLABELLED:  # a study reads text without labels, of which a language model is trained
+        data["task"] = str(Task.LM)
     model = dict(study.get("model") or {})
     training = dict(study.get("training") or {})
     options = [option for table in (data, model, training) for option in _options(table)]
@@ -54,7 +58,7 @@ def train_command(study: Mapping[str, Any], protection: Mapping[str, Any]) -> Co
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", str(study["name"])).strip("-.") or "study"
     tables = {"model": model, "training": training}
     missing = [f"{table}.{key}" for table, values in tables.items() for key in values if key in _WITHOUT_OPTION]
-    if data.get("label", "") is None:
+    if data.get("label", "") is None and data.get("task") != Task.LM:
         missing.append("data.label")
     return Command(source, (*options, ("out", f"runs/{name}-release")), tuple(missing))
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from discreet.core.guarantee import in_digits
+from discreet.metrics.utility import LOWER_IS_BETTER
 from discreet.releases.description import describe_release
 from discreet.report.brief import noise_words
 from discreet.report.words import of_rows
@@ -72,7 +73,8 @@ def _kept(point: Point, goal: Goal | None, utility: str) -> str:
         return "no: useless"
     if goal.ceiling is not None:
         return "yes" if limit_for(point, goal) <= goal.ceiling else "no: leaks more"
-    return "yes" if keeps_floor(point, goal, utility) else "no: below the floor"
+    worse = "above the most accepted" if utility in LOWER_IS_BETTER else "below the floor"
+    return "yes" if keeps_floor(point, goal, utility) else f"no: {worse}"
 
 
 def why_other_epsilon(point: Point, points: Sequence[Point]) -> str:
@@ -120,10 +122,11 @@ def adjacency_rows(points: Sequence[Point]) -> list[dict[str, Any]]:
     rows = []
     for point in points:
         for attack, facts in point.trials[0].details.get("attacks", {}).items():
-            columns = facts.get("epsilon_by_adjacency") or {}
+            columns, stated = facts.get("epsilon_by_adjacency") or {}, facts.get("guarantee") or {}
             rows.append(
                 {
-                    "why": _why_of_release(point, facts.get("guarantee") or {}),
+                    "why": _why_of_release(point, stated),
+                    "estimate": not stated.get("certified", True),
                     "label": point.label,
                     "attack": attack,
                     "release": describe_release(facts.get("release", {})),
@@ -138,7 +141,7 @@ def _why_of_release(point: Point, release: Mapping[str, Any]) -> str:
     guarantee = point.guarantee
     if guarantee is None or release.get("epsilon") is None:
         return ""
-    parts = []
+    parts = [] if release.get("certified", True) else [f"an estimate, not a bound, because {release.get('reason')}"]
     if release.get("delta") != guarantee.delta:
         parts.append(f"at delta {in_digits(release['delta'], 2)}, the training at {in_digits(guarantee.delta, 2)}")
     if release.get("unit") != guarantee.unit:

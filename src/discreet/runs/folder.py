@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from discreet.catalog import protection_from_table
-from discreet.core.errors import DiscreetError, ModelError, OutputError, first_line, setting
+from discreet.core.errors import DiscreetError, ModelError, OutputError, first_line, setting, shown
 from discreet.core.files import (
     UNFINISHED,
     cannot_write,
@@ -466,10 +466,10 @@ def settings_text(settings: RunSettings) -> str:
 def read_settings(path: Path) -> RunSettings:
     """Return the settings of a run from its TOML file; another format and unknown keys are rejected."""
     values = read_values(path)
-    if isinstance(found := values.get("format"), int) and found != _FORMAT:
+    if (found := values.get("format")) != _FORMAT:
         raise ModelError(
-            f"Expected a run of format {_FORMAT} in {str(path.parent)!r}, got {found}. Another version wrote it; read "
-            "it with that version, or train it again."
+            f"Expected a run of format {_FORMAT} in {str(path.parent)!r}, got {shown(found)}. Another version wrote "
+            "it; read it with that version, or train it again."
         )
     table = values.pop("protect", None)
     protect = None if table is None else protection_from_table(table)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 
-from discreet.core.errors import DataError, OutputError, SettingError, one_of, whole
+from discreet.core.errors import DataError, OutputError, SettingError, one_of, shown, whole
 from discreet.core.files import write_atomic
 from discreet.study.file import Goal, Study, changes
 from discreet.study.frontier import unmeasured
@@ -18,6 +18,7 @@ from discreet.study.store import Store, read_trials
 from discreet.study.workers import Event, Run, Stop, run_in_processes, run_on_ray
 
 STUDY = "study.json"
+FORMAT = 1  # of the folder of a study: its file, its trials, and what they record
 FAILURES = "failures.json"
 ENGINES = {"processes": run_in_processes, "ray": run_on_ray}
 
@@ -114,7 +115,7 @@ def _keep_study(study: Study, out: Path) -> bool:
     """Write a new study beside its trials, reject another one in its place, and return whether only its goal is new."""
     path = out / STUDY
     if path.exists():
-        stored, new = _read(path), _plain(study)
+        stored, new = read_kept_study(out), _plain(study)
         differences = changes(_without_goal(stored), _without_goal(new))
         if differences:
             more = f" and {len(differences) - 3} more" if len(differences) > 3 else ""
@@ -155,14 +156,21 @@ def _without_goal(study: Mapping[str, object]) -> dict[str, object]:
 
 
 def _write_study(study: Study, out: Path) -> None:
-    write_atomic(out / STUDY, json.dumps(_plain(study), indent=2, ensure_ascii=False) + "\n")
+    write_atomic(out / STUDY, json.dumps({"format": FORMAT, **_plain(study)}, indent=2, ensure_ascii=False) + "\n")
 
 
 def read_kept_study(out: Path) -> dict[str, object]:
-    """Return the study that a folder's trials belong to, as plain values."""
+    """Return the study that a folder's trials belong to, as plain values; a folder of another format is rejected."""
     if not (out / STUDY).exists():
         raise DataError(f"Expected a sweep at {str(out)!r}. There is no {STUDY}; run `discreet calibrate` first.")
-    return _read(out / STUDY)
+    values = _read(out / STUDY)
+    found = values.pop("format", None)
+    if found != FORMAT:
+        raise DataError(
+            f"Expected a study of format {FORMAT} in {str(out)!r}, got {'none' if found is None else shown(found)}. "
+            "Another version wrote it; read it with that version, or run the study again in another folder."
+        )
+    return values
 
 
 def read_failures(out: Path) -> dict[str, str]:

@@ -40,10 +40,11 @@ from discreet.metrics.utility import LOWER_IS_BETTER, constant_utility, language
 from discreet.models.base import TextModel
 from discreet.models.build import build_model, cache_folder, matched, ready
 from discreet.models.classifier import classifier_of
-from discreet.models.settings import TrainSettings
+from discreet.models.settings import ModelSettings, TrainSettings
 from discreet.protections.base import Protection
 from discreet.releases.protected import misfit
 from discreet.study.file import (
+    NONE,
     OF_UPDATE,
     ReleaseTable,
     Study,
@@ -176,6 +177,7 @@ def with_trained_layers(settings: Mapping[str, Any], train: str) -> dict[str, An
 
 def _trained(settings: Mapping[str, Any], seed: int) -> _Trained:
     private = corpus_of(settings["data"])
+    check_held_out_rows(private)
     request = training_request(settings, private, seed)
     canaries: tuple[Canary, ...] = ()
     corpus = private
@@ -189,8 +191,7 @@ def _trained(settings: Mapping[str, Any], seed: int) -> _Trained:
             for name in ("train", "validation"):
                 ready(model, matched(corpus.split(name), model), cache_folder(), request.train.precision)
     run = train_once(replace(request, canaries=None), corpus=corpus, model=model, options=options)
-    if run.evaluation is None:
-        raise DataError("Expected held-out rows in the data of a study, got none. Set data.validation.")
+    assert run.evaluation is not None
     guarantee, event = None if run.guarantee is None else of_the_setting(run.guarantee), run.trained.event
     steps = run.trained.counted
     details: dict[str, Any] = {
@@ -209,8 +210,15 @@ def _trained(settings: Mapping[str, Any], seed: int) -> _Trained:
     return _Trained(utility, guarantee, details, run.plan.protect, updates, scene)
 
 
+def check_held_out_rows(corpus: Corpus) -> None:
+    """Reject a corpus without held-out rows: the utility of a trial is never measured on its training rows."""
+    if "validation" not in corpus.split_names:
+        raise DataError("Expected held-out rows in the data of a study, got none. Set data.validation.")
+
+
 def check_rows(study: Study, corpus: Corpus) -> None:
-    """Reject attacks on more texts than there are, which no trial could run."""
+    """Reject data without held-out rows, and attacks on more texts than there are, which no trial could run."""
+    check_held_out_rows(corpus)
     release = parse(ReleaseTable, study.release, "release")
     rows = attacked_split(corpus, release.split)
     for table in study.attacks:
@@ -226,16 +234,22 @@ def check_rows(study: Study, corpus: Corpus) -> None:
 
 def training_request(settings: Mapping[str, Any], corpus: Corpus, seed: int) -> RunRequest:
     """Return the training of a trial: with the same defaults as `discreet train` for what its settings leave out."""
-    data, protect = parse(TextSource, settings["data"], "data"), protection_for(settings["protection"])
+    protect = protection_for(settings["protection"])
     return RunRequest(
-        data=data,
-        model=choose_model(settings.get("model") or {}, protect, data, corpus),
+        data=parse(TextSource, settings["data"], "data"),
+        model=model_of(settings, corpus),
         train=parse(TrainSettings, settings.get("training", {}), "training"),
         protect=protect,
         seed=seed,
         canaries=_canaries(settings, seed),
         noise_seed=None if protect is None else seed,
     )
+
+
+def model_of(settings: Mapping[str, Any], corpus: Corpus) -> ModelSettings:
+    """Return the model that a trial trains, with the defaults of its task and protection, if it has one."""
+    protect = protection_for(settings.get("protection", {"name": NONE}))
+    return choose_model(settings.get("model") or {}, protect, parse(TextSource, settings["data"], "data"), corpus)
 
 
 def _canaries(settings: Mapping[str, Any], seed: int) -> Planting | None:
@@ -274,8 +288,11 @@ def _updates(plan: TrainingPlan, steps: int, guarantee: Guarantee | None, event:
     rate = sampling_rate(plan.sampler, plan.units)
     if rate is None or not plan.protect.samples_units:
         return None
-    proven = guarantee is not None and guarantee.certified
-    return Updates(steps, rate, event, rate * plan.units, proven)
+    if guarantee is None:
+        return Updates(steps, rate, event, rate * plan.units, certified=False)
+    # The seed of a trial does not invalidate the bound: the attacked noise is simulated.
+    caveats = guarantee.caveats - {Caveat.FIXED_SEED}
+    return Updates(steps, rate, event, rate * plan.units, guarantee.certified, caveats)
 
 
 def _privacy(plan: TrainingPlan, steps: int) -> dict[str, Any]:
@@ -418,22 +435,22 @@ def _digest(model: TextModel, text: str) -> str:
 
 
 def scene_of(settings: Mapping[str, Any], seed: int, kind: str) -> SharedScene:
-    """Return what is attacked in a trial: for gradients the model that a client shares, for vectors the trained one."""
-    tables = [settings["data"], settings.get("model", {}), settings.get("release", {})]
-    return _scene(json.dumps(tables, sort_keys=True), seed, kind)
+    """Return what is attacked in a trial: for gradients the model that a client shares, for vectors the trained one.
+
+    Both are built from the settings that are trained, such as how pairs are read; only the layers differ.
+    """
+    shared = parse(ReleaseTable, settings.get("release", {}), "release")
+    trained = model_of(settings, corpus_of(settings["data"]))
+    model = replace(trained, embeddings=shared.embeddings, dropout=0.0)
+    if kind == "gradient":
+        model = replace(model, train=shared.train, pooler=None if shared.train == "pooler+head" else False)
+    return _scene(json.dumps(settings["data"], sort_keys=True), model, shared.split, seed)
 
 
 @lru_cache(maxsize=2)
-def _scene(tables: str, seed: int, kind: str) -> SharedScene:
-    data, model, release = json.loads(tables)
-    corpus, shared = corpus_of(data), parse(ReleaseTable, release, "release")
-    values = {**model, "embeddings": shared.embeddings, "dropout": 0.0}
-    if kind == "gradient":
-        values["train"] = shared.train
-        values["pooler"] = None if shared.train == "pooler+head" else False
-    source = parse(TextSource, data, "data")
-    settings = choose_model(values, None, source, corpus)
+def _scene(data: str, settings: ModelSettings, split: str | None, seed: int) -> SharedScene:
+    corpus, source = _corpus(data), parse(TextSource, json.loads(data), "data")
     built = build_model(corpus, settings, rng=Rng(seed).fork("model"), task=source.task_of(corpus)).eval()
-    scene = SharedScene.of(corpus, built, split=shared.split, origin=f"a fresh {settings.encoder}")
+    scene = SharedScene.of(corpus, built, split=split, origin=f"a fresh {settings.encoder}")
     assert isinstance(scene, SharedScene)
     return scene

@@ -106,8 +106,8 @@ def test_toml_that_breaks_its_reader_is_rejected(tmp_path: Path, text: str) -> N
     from discreet.study.file import read_study
 
     path = tmp_path / "a.toml"
-    path.write_text(text, encoding="utf-8")
-    for read in (read_study, read_settings):
+    for read, first in ((read_study, ""), (read_settings, "format = 4\n")):
+        path.write_text(first + text, encoding="utf-8")
         with pytest.raises(SettingError) as error:
             read(path)
         assert len(str(error.value)) < 3000

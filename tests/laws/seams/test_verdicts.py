@@ -31,6 +31,7 @@ from discreet.study.frontier import best, points_of
 from discreet.study.grid import Planned, key_of
 from discreet.study.result import read_result
 from discreet.study.store import NAME, read_trials, trial_as_dict
+from discreet.study.sweep import FORMAT
 
 IDENTIFIED = "one-of-n/identified"
 
@@ -149,7 +150,7 @@ def test_the_audits_training_is_judged_by_all_its_updates(monkeypatch: pytest.Mo
 def write(folder: Path, found: list[Trial], goal: dict[str, object]) -> None:
     folder.mkdir(exist_ok=True)
     study = {"name": "made up", "data": {"source": "notes"}, "protections": [{"name": "dp-sgd"}], "goal": goal}
-    (folder / "study.json").write_text(json.dumps(study))
+    (folder / "study.json").write_text(json.dumps({"format": FORMAT, **study}))
     lines = [json.dumps({"key": key_of(one.settings, 0), **trial_as_dict(one)}) for one in found]
     (folder / NAME).write_text("\n".join(lines) + "\n")
 
