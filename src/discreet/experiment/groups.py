@@ -10,13 +10,12 @@ import numpy as np
 from discreet.core.device import find_device
 from discreet.core.errors import DataError
 from discreet.core.randomness import Rng
-from discreet.data.batches import tokens_for
-from discreet.data.sources import Columns, load, read_column
-from discreet.metrics.utility import by_class, quality, utility_intervals
+from discreet.data.sources import read_column
+from discreet.experiment.attack.scene import corpus_of_run
+from discreet.metrics.utility import quality
 from discreet.models.build import matched
-from discreet.models.classifier import classifier_of
 from discreet.runs.folder import load_run
-from discreet.training.evaluate import perplexity, predict
+from discreet.training.evaluate import assess
 
 FEWEST = 5  # rows of a class or a subgroup with which its utility is stated
 
@@ -34,47 +33,41 @@ def utility_of_groups(
     run = load_run(folder, find_device(device))
     model, settings = run.model, run.settings
     source = settings.data.source if data is None else data
-    columns = Columns() if settings.data.built_in and data is None else settings.data.columns
-    corpus = load(
-        source,
-        columns,
-        seed=settings.seed,
-        rows=settings.data.rows if data is None and settings.data.built_in else None,
-        validation=settings.data.validation if data is None else 0,
-        task=model.label_task,
-        label_names=model.label_names or None,
-        adjacency=settings.adjacency,
-    )
+    # All held-out rows, with the places that they have in the file, from which a column is read.
+    own = {} if data is None else {"source": data, "rows": None, "validation": "0"}
+    corpus = corpus_of_run(run, share=None, max_per_unit=None, **own)
     split = None if data is not None else "validation"
     if split is not None and split not in corpus.split_names:
         raise DataError(f"Expected held-out rows of {source!r}, got none. Measure on other text (data).")
     kept = [row for row, name in enumerate(corpus.splits) if split is None or name == split]
     groups: list[Any] = []
     if subgroup is not None:
-        values = read_column(source, subgroup, columns, settings.data.validation if data is None else None)
+        values = read_column(
+            source, subgroup, settings.data.columns, settings.data.validation if data is None else None
+        )
         groups = [values[row] for row in kept]
     rows = matched(corpus.take(kept), model)
-    if model.task.is_language:
-        result = perplexity(model, tokens_for(model, rows))  # type: ignore[arg-type]
-        metrics = [_metric(name, value, result.interval if name == result.main else None,
-                           result.baseline if name == result.main else None)
-                   for name, value in result.metrics.items()]  # fmt: skip
-        return {"measured_on": split or source, "rows": len(rows), "metrics": metrics, "by_class": []}
-    predicted = predict(classifier_of(model, "predictions"), rows).best
-    truth = np.asarray(rows.labels if rows.labels is not None else rows.scores)
-    whole = quality(model.task, predicted, truth)
-    intervals = utility_intervals(model.task, predicted, truth, Rng(0).fork("statement"))
-    classes = by_class(predicted, truth, model.label_names) if model.task.has_classes else []
+    assessment = assess(model, rows)
+    whole, answers, truth = assessment.quality, assessment.answers, assessment.truth
+    intervals = assessment.intervals(Rng(0).fork("statement"))
     return {
         "measured_on": split or source,
         "rows": len(rows),
         "metrics": [
-            _metric(name, value, intervals.get(name), whole.baseline if name == whole.main else None)
+            {
+                "metric": name,
+                "value": value,
+                "interval": list(intervals[name]) if name in intervals else None,
+                "baseline": whole.baseline if name == whole.main else None,
+            }
             for name, value in whole.metrics.items()
         ],
-        "by_class": [row for row in classes if row["rows"] >= FEWEST],
-        "subgroup_column": subgroup,
-        "by_subgroup": _by_group(model.task, predicted, truth, groups),
+        "by_class": [row for row in assessment.by_class if row["rows"] >= FEWEST],
+        **(
+            {}
+            if answers is None
+            else {"subgroup_column": subgroup, "by_subgroup": _by_group(model.task, answers, truth, groups)}
+        ),
     }
 
 
@@ -91,12 +84,3 @@ def _by_group(task: str, predicted: Any, truth: Any, groups: list[Any]) -> list[
              "interval": list(part.interval)}
         )  # fmt: skip
     return rows
-
-
-def _metric(name: str, value: float, interval: tuple[float, float] | None, baseline: float | None) -> dict[str, Any]:
-    return {
-        "metric": name,
-        "value": value,
-        "interval": None if interval is None else list(interval),
-        "baseline": baseline,
-    }

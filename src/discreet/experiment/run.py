@@ -7,7 +7,6 @@ call `train_once`; each adds what it does with the result.
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, fields, replace
@@ -91,7 +90,7 @@ class RunRequest(RunChoices):
 
     def work(self, model: TextModel, corpus: Corpus, say: Callable[[str], None]) -> Work:
         """Return what the run executes; warnings go to its owner."""
-        return Training(make_plan(self, model, corpus, say))
+        return Work(make_plan(self, model, corpus, say))
 
 
 @dataclass(frozen=True)
@@ -124,23 +123,25 @@ class RunOptions:
     should_stop: Callable[[], bool] = lambda: False
 
 
-class Work(ABC):
-    """What a run executes: one training, or a search for settings that ends in one trained model.
+@dataclass
+class Work:
+    """What a run executes: one training by a plan, or a search for settings that ends in one trained model.
 
-    `plan` has the ledger, the budget and the secret of all of it.
+    `plan` has the ledger, the budget and the secret of all of it; `planned` are its spends, if they are not those of
+    the plan.
     """
 
     plan: TrainingPlan
-    planned: Spent | None = None  # its spends, if they are not those of the plan
+    planned: Spent | None = None
 
     @property
-    @abstractmethod
     def trained_plan(self) -> TrainingPlan:
         """The plan of the trained model, once it is executed."""
+        return self.plan
 
-    @abstractmethod
     def execute(self, model: TextModel, corpus: Corpus, ledger: Ledger | None, secret: Rng | None, job: Job) -> Trained:
         """Train the model in place; what is spent is in the ledger before its noise is used."""
+        return train(model, corpus, self.plan, ledger=ledger, secret=secret, job=job)
 
     def protection(self, request: RunRequest) -> Protection | None:
         """Return the protection as the settings of the run record it."""
@@ -149,22 +150,6 @@ class Work(ABC):
     def facts(self, model: TextModel) -> dict[str, Any]:
         """Return what may be released about the run besides its model."""
         return {}
-
-
-@dataclass
-class Training(Work):
-    """One training by a plan."""
-
-    plan: TrainingPlan
-
-    @property
-    def trained_plan(self) -> TrainingPlan:
-        """The plan itself."""
-        return self.plan
-
-    def execute(self, model: TextModel, corpus: Corpus, ledger: Ledger | None, secret: Rng | None, job: Job) -> Trained:
-        """Train by the plan."""
-        return train(model, corpus, self.plan, ledger=ledger, secret=secret, job=job)
 
 
 @dataclass(frozen=True)
@@ -348,7 +333,7 @@ def train_once(
         adjacency = None if request.protect is None else request.protect.adjacency_for(request.population)
         corpus, texts = plant_texts(corpus, request.audit, adjacency, rng.fork("audit"), model)
     with nullcontext() if workspace is None else prepared(workspace):
-        work = request.work(model, corpus, say) if plan is None else Training(plan)
+        work = request.work(model, corpus, say) if plan is None else Work(plan)
         if request.audit is not None:
             audited = audit_canaries(request, model, work.plan, texts, rng)
             say(f"Audit: {request.audit:,} canaries ({canary_kind(request, model)}), each included by a coin.")

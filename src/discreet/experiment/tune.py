@@ -70,16 +70,14 @@ class TuneRequest(RunRequest):
         return Searching(search)
 
 
-@dataclass
 class Searching(Work):
     """A search for settings, whose winner is the model of the run."""
 
-    search: SearchPlan
-    tuned: Tuned | None = None
-
-    def __post_init__(self) -> None:
+    def __init__(self, search: SearchPlan) -> None:
         """Count the whole search as one spend."""
-        self.plan, self.planned = self.search.whole, {event_to_json(self.search.event): 1}
+        super().__init__(search.whole, {event_to_json(search.event): 1})
+        self.search = search
+        self.tuned: Tuned | None = None
 
     @property
     def trained_plan(self) -> PrivatePlan:

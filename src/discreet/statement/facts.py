@@ -523,8 +523,3 @@ def _toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"Expected TOML in {str(path)!r}. {first_line(error)}. Restore the file.") from None
-
-
-def finite(value: float | None) -> float | None:
-    """Return a number for JSON: None instead of infinity or NaN."""
-    return None if value is None or not math.isfinite(value) else value

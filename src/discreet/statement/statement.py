@@ -20,10 +20,11 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from discreet import __version__
+from discreet.core.files import finite
 from discreet.core.guarantee import Adjacency, Caveat, Guarantee, in_digits, strength
 from discreet.core.task import Task
 from discreet.data.samplers import Poisson, RandomAllocation, Sampler, TruncatedPoisson, sampler_kind
-from discreet.statement.facts import TRAINED, Facts, Kind, finite, innermost, record_of
+from discreet.statement.facts import TRAINED, Facts, Kind, innermost, record_of
 from discreet.statement.methods import (
     CENTRAL,
     CORRELATED,

@@ -285,9 +285,6 @@ def _both(request: RiskRequest, groups: Groups, release: _Release) -> NoiseForRi
     return NoiseForRisk(request.ceiling, request.candidates, proven, measured, release.scope)
 
 
-ONE_OF_N = "one-of-n"
-
-
 def noise_for_study(study: Mapping[str, Any], trials: Iterable[Trial]) -> list[NoiseForRisk]:
     """Return the noise that keeps a study's ceiling on 1-of-n, or nothing where it has no such ceiling or no DP-SGD.
 
@@ -296,7 +293,7 @@ def noise_for_study(study: Mapping[str, Any], trials: Iterable[Trial]) -> list[N
     from discreet.study.trial import scene_of, with_trained_layers
 
     goal = study.get("goal") or {}
-    attack = next((table for table in study.get("attacks", ()) if table["name"] == ONE_OF_N), None)
+    attack = next((table for table in study.get("attacks", ()) if table["name"] == "one-of-n"), None)
     private = next((t for t in trials if (t.details.get("protection") or {}).get("name") == "dp-sgd"), None)
     if attack is None or private is None or goal.get("leakage") not in (IDENTIFIED, IDENTIFIED + OF_UPDATE):
         return []

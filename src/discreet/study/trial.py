@@ -36,7 +36,7 @@ from discreet.experiment.attack.runner import attack_once
 from discreet.experiment.attack.scene import Scene, Target, attacked_split, check_distinct
 from discreet.experiment.run import RunOptions, RunRequest, TrainedRun, choose_model, model_for, train_once
 from discreet.metrics.intervals import true_positive_rates
-from discreet.metrics.utility import LOWER_IS_BETTER, constant_utility, language_intervals, utility_intervals
+from discreet.metrics.utility import LOWER_IS_BETTER
 from discreet.models.base import TextModel
 from discreet.models.build import build_model, cache_folder, matched, ready
 from discreet.models.classifier import classifier_of
@@ -198,7 +198,7 @@ def _trained(settings: Mapping[str, Any], seed: int) -> _Trained:
         "evaluated_rows": run.evaluation.assessment.quality.rows,
         "steps": steps,
         "trained": request.model.train,
-        **_beside_utility(run.evaluation.assessment, model, seed),
+        **_beside_utility(run.evaluation.assessment, seed),
         **_privacy(run.plan, steps),
         "roc": _roc(run, guarantee),
     }
@@ -264,19 +264,12 @@ def of_the_setting(guarantee: Guarantee) -> Guarantee:
     return guarantee if proven is guarantee else replace(proven, assumptions=(*guarantee.assumptions, _SETTING))
 
 
-def _beside_utility(assessment: Assessment, model: TextModel, seed: int) -> dict[str, Any]:
+def _beside_utility(assessment: Assessment, seed: int) -> dict[str, Any]:
     """Return what a report shows beside the metrics of a model: their intervals, and those of a constant answer."""
-    quality, answers, truth = assessment.quality, assessment.answers, assessment.truth
-    if assessment.totals is not None:
-        intervals, baselines = language_intervals(*assessment.totals), {quality.main: quality.baseline}
-    else:
-        assert answers is not None and truth is not None
-        intervals = utility_intervals(model.task, answers, truth, Rng(seed))
-        baselines = constant_utility(model.task, truth)
     return {
-        "baselines": baselines,
-        "intervals": {name: list(interval) for name, interval in intervals.items()},
-        "constant": quality.constant,
+        "baselines": assessment.baselines(),
+        "intervals": {name: list(interval) for name, interval in assessment.intervals(Rng(seed)).items()},
+        "constant": assessment.quality.constant,
         **({"by_class": assessment.by_class} if assessment.by_class else {}),
     }
 

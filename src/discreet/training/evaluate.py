@@ -11,10 +11,19 @@ import numpy.typing as npt
 import torch
 
 from discreet.core.device import autocast
+from discreet.core.randomness import Rng
 from discreet.core.task import Task
 from discreet.data.batches import Tokens, Vectors, tokenise, tokens_for
 from discreet.data.corpus import Corpus
-from discreet.metrics.utility import Quality, by_class, language_quality, quality
+from discreet.metrics.utility import (
+    Quality,
+    by_class,
+    constant_utility,
+    language_intervals,
+    language_quality,
+    quality,
+    utility_intervals,
+)
 from discreet.models.base import TextModel, evaluating
 from discreet.models.build import matched
 from discreet.models.classifier import Classifier, classifier_of
@@ -144,11 +153,25 @@ class Assessment:
     A language model has no answers, but `totals` of each row: its loss, its tokens, and those that are predicted.
     """
 
+    task: Task
     quality: Quality
     by_class: list[dict[str, Any]]
     answers: npt.NDArray[Any] | None = None
     truth: npt.NDArray[Any] | None = None
     totals: tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], npt.NDArray[np.float64]] | None = None
+
+    def intervals(self, rng: Rng) -> dict[str, tuple[float, float]]:
+        """Return 95% intervals of the metrics."""
+        if self.totals is not None:
+            return language_intervals(*self.totals)
+        assert self.answers is not None and self.truth is not None
+        return utility_intervals(self.task, self.answers, self.truth, rng)
+
+    def baselines(self) -> dict[str, float]:
+        """Return the metrics of the best constant answer; of a language model, the main one."""
+        if self.truth is None:
+            return {self.quality.main: self.quality.baseline}
+        return constant_utility(self.task, self.truth)
 
     def values(self, split: str) -> dict[str, Any]:
         """Return the utility on a split as plain values for JSON."""
@@ -168,11 +191,11 @@ def assess(
     if isinstance(model, LanguageModel):
         assert isinstance(corpus, Tokens)
         totals = token_totals(model, corpus, precision)
-        return Assessment(language_quality(*totals, vocabulary=len(model.tokenizer)), [], totals=totals)
+        return Assessment(model.task, language_quality(*totals, vocabulary=len(model.tokenizer)), [], totals=totals)
     answers = predict(classifier_of(model, "predictions"), corpus, precision, query).best
     truth = corpus.targets.cpu().numpy()
     classes = by_class(answers, truth, model.label_names) if model.task.has_classes else []
-    return Assessment(quality(model.task, answers, truth), classes, answers, truth)
+    return Assessment(model.task, quality(model.task, answers, truth), classes, answers, truth)
 
 
 def perplexity(model: LanguageModel, tokens: Tokens, precision: str = "auto") -> Quality:

@@ -254,13 +254,16 @@ def _scene_of_run(request: SceneRequest, folder: Path, device: torch.device, pub
     return Scene.of(corpus, run.model, split=request.split, public=public, origin=origin, run=run, target=target)
 
 
-def corpus_of_run(run: Run) -> Corpus:
+def corpus_of_run(run: Run, **changes: Any) -> Corpus:
     """Return the text of a run with the splits that it was trained with, read again from its source.
+
+    `changes` are other values of its source, such as the name of other text with the same columns.
 
     Guarantee: none, this reads private text.
     """
     settings, model = run.settings, run.model
     source = replace(settings.data, seed=settings.seed, task=model.label_task, label_names=model.label_names or None)
+    source = replace(source, **changes)
     return source.load(settings.adjacency)
 
 
