@@ -551,6 +551,17 @@ class Statement:
         """The number of spends."""
         return sum(count for _, count in self.spent)
 
+    def values(self) -> dict[str, Any]:
+        """Return plain values for JSON, without the events."""
+        return {
+            "unit": self.unit,
+            "adjacency": self.adjacency.value,
+            "spends": self.spends,
+            "spent_again": self.respent,
+            "torn": self.torn,
+            "budget": None if self.budget is None else vars(self.budget),
+        }
+
     @property
     def event(self) -> Any:
         """All spends composed into one event, each distinct event once with its count."""

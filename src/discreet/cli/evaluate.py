@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from discreet.cli.options import Device, Json, OwnData, RunColumns, RunFolder, generated
 from discreet.cli.output import as_json, note, print_classes, print_quality, table, working
 from discreet.core.errors import SettingError
-from discreet.core.guarantee import Adjacency
 
 
 @generated()
@@ -37,7 +36,8 @@ def evaluate(
         from discreet.catalog import CORPORA
         from discreet.core.device import find_device
         from discreet.data.batches import tokens_for
-        from discreet.data.sources import Columns, load
+        from discreet.data.sources import Columns
+        from discreet.experiment.attack.scene import corpus_of_run
         from discreet.models.build import matched
         from discreet.runs.folder import load_run
         from discreet.training.evaluate import assess
@@ -57,25 +57,13 @@ def evaluate(
         }
         check_held_out(data, split, {} if different_rows else options)
     # The held-out split depends on the columns, so the run's own data is read with the run's own columns.
-    defaults = Columns() if data in CORPORA and not same else settings.data.columns
-    corpus = load(
-        data,
-        Columns(
-            columns.text or defaults.text,
-            columns.text_pair or defaults.text_pair,
-            columns.label or defaults.label,
-            settings.data.unit if same else None,
-            columns.separator or (settings.data.separator if same else None),
-            columns.quoting or (settings.data.quoting if same else None),
-        ),
-        seed=settings.seed if seed is None else seed,
-        rows=settings.data.rows if same else None,
-        share=settings.data.share if same else None,
-        validation=settings.data.validation if same else None if data in CORPORA else 0,
-        task=model.label_task,
-        label_names=model.label_names or None,
-        adjacency=settings.adjacency if same else Adjacency.ZERO_OUT,
-    )
+    changes: dict[str, Any] = {"max_per_unit": None}
+    if not same:
+        built_in = data in CORPORA
+        read = vars(Columns()) if built_in else {"unit": None, "separator": None, "quoting": None}
+        changes |= {"source": data, "rows": None, "share": None, "validation": None if built_in else "0", **read}
+    changes |= {key: value for key, value in vars(columns).items() if value is not None}
+    corpus = corpus_of_run(loaded, **changes, **({} if seed is None else {"seed": seed}))
     name = split or next((s for s in ("validation", "test") if s in corpus.split_names), None)
     if same and settings.protect is not None and name is None:
         check_held_out(data, "train", {})

@@ -160,17 +160,12 @@ def _values(path: Path, statement: Statement, delta: float | None) -> dict[str, 
     restated = _restated(statement, delta)
     return {
         "path": str(path),
-        "unit": statement.unit,
-        "adjacency": statement.adjacency.value,
-        "spends": statement.spends,
+        **statement.values(),
         "spent": [{"event": text.loads(event_to_json(event)), "count": count} for event, count in statement.spent],
-        "spent_again": statement.respent,
-        "torn": statement.torn,
         "unfinished": statement.unfinished,
         "unfinished_run": in_unfinished_run(path),
         "guarantee": statement.guarantee(delta).as_dict() if has_delta else None,
         **({} if restated is None else {"guarantee_at_default_delta": restated.as_dict()}),
-        "budget": None if statement.budget is None else vars(statement.budget),
         "remaining": [
             {"event": text.loads(event_to_json(event)), "spends": more} for event, more in _remaining(statement)
         ],

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from discreet.cli.options import QUOTING, SEPARATOR, Json, Threads, generated, use_threads
-from discreet.cli.output import as_json, line, note, printable, stderr
+from discreet.cli.output import as_json, bar, line, note, printable
 from discreet.core.errors import OutputError, SettingError, invalid, one_of, open_probability, positive
 from discreet.core.guarantee import in_digits, words_for_size
 from discreet.core.settings import option_field
@@ -114,7 +114,7 @@ def sanitize(
         swap, file.texts, owners, word, delta=options.delta, secret=rng.is_secret, out=path, ledger=options.ledger,
         budget=options.budget, say=note,
     ) as count:  # fmt: skip
-        with _bar() as watch:
+        with _progress() as watch:
             texts = [one for column in file.texts.values() for one in column]
             rewritten, changes = _swapped(swap, texts, rng, watch)
         rows = len(texts) // max(1, len(file.texts))
@@ -269,21 +269,17 @@ def _account(
 
 
 @contextmanager
-def _bar() -> Iterator[Callable[[int, int], None]]:
-    console = stderr()
-    if not console.is_terminal:
-        shown: set[int] = set()
+def _progress() -> Iterator[Callable[[int, int], None]]:
+    """Show how many words are done; without a terminal, print a line for each tenth of them."""
+    shown: set[int] = set()
+    with bar("words") as update:
 
-        def print_tenths(done: int, total: int) -> None:
+        def show(done: int, total: int) -> None:
             tenth = 10 * done // max(1, total)
-            if tenth not in shown:
+            if update is not None:
+                update(completed=done, total=total)
+            elif tenth not in shown:
                 shown.add(tenth)
                 note(f"{done:,} of {total:,} words")
 
-        yield print_tenths
-        return
-    from rich.progress import Progress
-
-    with Progress(console=console, transient=True) as bar:
-        task = bar.add_task("words", total=None)
-        yield lambda done, total: bar.update(task, total=total, completed=done)
+        yield show

@@ -84,20 +84,20 @@ def card_values(task: str | None, guarantee: Guarantee | None, library: str | No
 
 def in_yaml(values: Mapping[str, Any]) -> str:
     """Return front matter with these values."""
-    return "---\n" + "".join(f"{name}: {_value(value)}\n" for name, value in values.items()) + "---"
+    return "---\n" + "".join(f"{name}: {yaml_value(value)}\n" for name, value in values.items()) + "---"
 
 
-def _value(value: Any) -> str:
+def yaml_value(value: Any) -> str:
     """Return a value as JSON that is YAML too, where 1e-05 would be a text and 1.0e-05 is a number.
 
-    >>> _value({"delta": 1e-05, "caveats": ["1e-05"]})
+    >>> yaml_value({"delta": 1e-05, "caveats": ["1e-05"]})
     '{"delta": 1.0e-05, "caveats": ["1e-05"]}'
     """
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{json.dumps(name)}: {_value(item)}" for name, item in value.items()) + "}"
+        return "{" + ", ".join(f"{json.dumps(name)}: {yaml_value(item)}" for name, item in value.items()) + "}"
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_value, value)) + "]"
-    text = json.dumps(value)
+        return "[" + ", ".join(map(yaml_value, value)) + "]"
+    text = json.dumps(value, ensure_ascii=False)  # YAML reads no escaped surrogates
     return text.replace("e", ".0e") if isinstance(value, float) and "e" in text and "." not in text else text
 
 

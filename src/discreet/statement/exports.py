@@ -19,7 +19,7 @@ from discreet.core.errors import UnsupportedError
 from discreet.core.files import sha256
 from discreet.core.guarantee import in_digits
 from discreet.core.task import Task
-from discreet.runs.folder import card_values, in_yaml
+from discreet.runs.folder import card_values, in_yaml, yaml_value
 from discreet.statement.facts import Facts, Kind
 from discreet.statement.statement import NONE
 
@@ -172,11 +172,9 @@ def _yaml(value: Any, indent: int = 0) -> list[str]:
                     first, *rest = _yaml(one, indent + 4)
                     lines += [f"{space}  - {first.strip()}", *rest]
                 else:
-                    lines.append(f"{space}  - {json.dumps(one, ensure_ascii=False)}")
-        elif isinstance(inner, float) and "." not in repr(inner):
-            lines.append(f"{space}{key}: {inner:.17e}")  # YAML reads 1e-05 as text
+                    lines.append(f"{space}  - {yaml_value(one)}")
         else:
-            lines.append(f"{space}{key}: {json.dumps(inner, ensure_ascii=False)}")
+            lines.append(f"{space}{key}: {yaml_value(inner)}")
     return lines
 
 

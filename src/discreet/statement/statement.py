@@ -568,17 +568,7 @@ def _releases(facts: Facts, others: Mapping[str, Any] | None) -> dict[str, Any]:
     if facts.clients and not facts.other_ledgers:
         outside.append("the ledgers of the other clients: each client pays for its own people")
     return {
-        "ledger": None
-        if spent is None
-        else {
-            "unit": spent.unit,
-            "adjacency": spent.adjacency.value,
-            "spends": spent.spends,
-            "spent_again": spent.respent,
-            "torn": spent.torn,
-            "budget": None if spent.budget is None else {"epsilon": spent.budget.epsilon, "delta": spent.budget.delta},
-            "guarantee": _total(facts),
-        },
+        "ledger": None if spent is None else {**spent.values(), "guarantee": _total(facts)},
         "clients": _clients(facts),
         "same_people": None if others is None else dict(others),
         "outside": outside,
