@@ -224,13 +224,17 @@ class MessageReleases(Releases):
     should_stop: Callable[[], bool]
 
     def each(self) -> Iterator[Attacked]:
-        """Yield every gradient that holds rows, at the weights of its round."""
+        """Yield gradients that hold rows, at the weights of their rounds, until they hold the requested texts."""
+        texts = 0
         for number, one in enumerate(self.recorded.observed()):
+            if texts >= self.request.examples:
+                return
             if number and self.should_stop():
                 self.finished = False
                 return
             truth = self.recorded.truth(one)
             if len(truth):
+                texts += len(truth)
                 seen, model = self.recorded.release(one)
                 knows = Knowledge(model, defence=self.recorded.settings.protect)
                 yield Attacked(number, seen, knows, model, truth)
