@@ -184,7 +184,8 @@ def _cost(record: Mapping[str, Any], protect: object, stated: Guarantee | None) 
 def _sampler(batches: Mapping[str, Any]) -> Sampler:
     values = dict(batches["sampler"])
     kind = values.pop("kind")
-    return next(one for one in KINDS if one.__name__ == kind)(**values)
+    sampler: Sampler = {one.__name__: one for one in KINDS}[kind](**values)
+    return sampler
 
 
 def _batches(batches: Mapping[str, Any], aspect: Aspect, misread: int) -> Check:

@@ -3,7 +3,9 @@
 The canaries of an audit see how far two neighbours can be told apart. A fault may leave their coordinates as they
 should be: gradients that are not clipped, batches that are not drawn, noise that is used twice. So the steps themselves
 are recorded, as sums over what the training really used, and `discreet.audit.checks` compares them with what the
-certificate assumes. Nothing is computed again by the code under test.
+certificate assumes. Nothing but the contribution of a unit is computed again, by the code of the training: a part that
+was trained by a CUDA graph is measured by that graph. An audited run ends its steps eagerly, because its canaries are
+in the sums; the captured end of a step, which other runs on a GPU may take, is not part of it and is not tested.
 
 Guarantee: none. The record says how large batches were and how often units were drawn, which amplification by sampling
     keeps secret: it is written next to the run folder, for its owner alone.
@@ -237,8 +239,8 @@ class Batches:
 class Clips:
     """What one unit of a real part added to its sum, over the clip norm, if its loss was made very large.
 
-    The part is computed three times by the code of the training: without the unit, with its loss times a large number,
-    and with its loss times minus that number. The other units are the same.
+    The part is computed three times by the code of the training, or by the graph that trained it: without the unit,
+    with its loss times a large number, and with its loss times minus that number. The other units are the same.
     """
 
     norm: float
