@@ -23,7 +23,6 @@ from discreet.attacks.representation.candidates import known_vectors, matrix, re
 from discreet.core.errors import UnsupportedError, invalid, positive, whole
 from discreet.core.randomness import Rng
 from discreet.core.types import Guess, Knowledge, RepresentationRelease
-from discreet.metrics.text import words
 
 _NAME = "Embedding inversion"
 _HELD_OUT = 10  # one sentence in ten is used to choose the threshold
@@ -64,7 +63,7 @@ class EmbeddingInversion(VectorAttack):
         """Return the predicted words of each released vector."""
         vectors = released(seen, _NAME)
         texts, auxiliary = _auxiliary(knows, vectors.shape[1])
-        counts = Counter(word for text in texts for word in set(words(text)))
+        counts = Counter(word for text in texts for word in set(_words(text)))
         vocabulary = [word for word, count in counts.most_common(self.words) if count >= self.least]
         if not vocabulary or len(texts) < 2 * _HELD_OUT:
             rule = f"at least {2 * _HELD_OUT} sentences with words that occur in {self.least} of them"
@@ -135,11 +134,15 @@ def _auxiliary(knows: Knowledge, width: int) -> tuple[Sequence[str], npt.NDArray
     return knows.auxiliary, vectors
 
 
+def _words(text: str) -> list[str]:
+    return text.lower().split()
+
+
 def _bags(texts: Sequence[str], vocabulary: Sequence[str]) -> Tensor:
     place = {word: i for i, word in enumerate(vocabulary)}
     bags = torch.zeros(len(texts), len(vocabulary))
     for row, text in enumerate(texts):
-        for word in words(text):
+        for word in _words(text):
             if word in place:
                 bags[row, place[word]] = 1.0
     return bags
