@@ -17,11 +17,12 @@ import numpy as np
 import pytest
 import torch
 from tests.audit.test_canaries import toy
+from tests.training.graphs import Graphs, captured_on_the_cpu
 from torch import Tensor
 
 import discreet.audit.checks as checks_module
 from discreet.audit.aspects import NEVER, Aspect
-from discreet.audit.canaries import FILE, GradientCanaries, plant_texts, record_path
+from discreet.audit.canaries import FILE, GradientCanaries, plant_texts, read, record_path
 from discreet.audit.checks import CHECKED, LEVEL, Check, checks_of, spread
 from discreet.audit.run import RunAudit, audit_run
 from discreet.audit.watch import Watch
@@ -42,7 +43,8 @@ from discreet.protections import base, dp_sgd
 from discreet.protections.base import Protection
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
-from discreet.training.engine import PrivateStep
+from discreet.training.capture import Lane, PartGraphs
+from discreet.training.engine import Engine, PrivateStep
 from discreet.training.loop import Job, train
 from discreet.training.plan import TrainingPlan
 
@@ -261,6 +263,52 @@ def test_other_faults_are_refuted_too(name: str, tiny: Tiny, monkeypatch: pytest
     assert aspect in failed(tiny.watched(dataclasses.replace(NOISE, **method)))
 
 
+# Parts that are replayed as CUDA graphs, with a stand-in: what is measured is the graph that trained.
+
+
+def sums_that_bypass_the_protection(patch: pytest.MonkeyPatch) -> None:
+    def add(self: PartGraphs, batch: Any, weights: Tensor, lane: Lane) -> None:
+        with self.tape:
+            losses = self.losses_of(batch)
+        record = self.tape.backward(losses, seeds=weights.to(losses.dtype))
+        for name, value in tape.clipped_sum(record, tape.Flat(1e9)).gradients.items():
+            lane.sum.sums[name].add_(value)
+
+    patch.setattr(PartGraphs, "_add", add)
+
+
+def every_captured_unit_twice(patch: pytest.MonkeyPatch) -> None:
+    add = PartGraphs._add
+
+    def twice(self: PartGraphs, batch: Any, weights: Tensor, lane: Lane) -> None:
+        add(self, batch, weights, lane)
+        add(self, batch, weights, lane)
+
+    patch.setattr(PartGraphs, "_add", twice)
+
+
+@pytest.mark.parametrize("train_part", ["head", "all"])
+@pytest.mark.parametrize("plant", [None, sums_that_bypass_the_protection, every_captured_unit_twice])
+def test_what_a_captured_part_adds_is_measured_by_its_graph(
+    plant: Patch | None, train_part: str, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graphs = Graphs()
+    captured_on_the_cpu(monkeypatch, graphs)
+    if plant is not None:
+        plant(monkeypatch)
+    tested = tiny.watched(NOISE, train_part=train_part)
+    assert graphs.replayed > 20 and {check.aspect for check in tested} == set(CHECKED)
+    assert failed(tested) == (set() if plant is None else {Aspect.CLIP_UNIT, Aspect.CLIP_PART})
+
+
+def test_a_graph_that_is_not_finite_is_measured_as_it_is_trained(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    captured_on_the_cpu(monkeypatch, Graphs())
+    expected = tiny.watched(NOISE)
+    monkeypatch.setattr(Engine, "is_finite", property(lambda self: self.graphs is None or not self.graphs.parts))
+    tested = tiny.watched(NOISE)
+    assert not failed(tested) and {check.aspect for check in tested} == {check.aspect for check in expected}
+
+
 def test_the_same_allocation_in_every_epoch_is_refuted(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     draw = samplers.RandomAllocation.draw
     monkeypatch.setattr(
@@ -350,7 +398,19 @@ def test_p_values_of_spreads_are_exact() -> None:
 
 
 def test_a_damaged_record_is_rejected() -> None:
-    with pytest.raises(DataError, match="complete record"):
-        checks_of({"noise": {}}, "", NOISE, None)
+    batches = {"sampler": {"kind": "Daily", "rate": 0.5}, "units": 4, "steps": 1, "sizes": [2], "counts": [[0, 4]]}
+    batches |= {"outside": 0, "overlaps": []}
+    unknown = {"protect": {"name": "dir-dp-sgd"}, "batches": batches, "misread": 0}
+    for record in ({"noise": {}}, unknown):
+        with pytest.raises(DataError, match="complete record"):
+            checks_of(record, "", NOISE, None)
+
+
+def test_metrics_without_a_digest_of_the_canaries_are_rejected(honest: tuple[RunAudit, Path]) -> None:
+    with pytest.raises(DataError, match="digest"):
+        read(honest[1], {"canaries": 100})
+
+
+def test_levels_and_adjacency() -> None:
     assert Adjacency.ZERO_OUT is NOISE.adjacency
     assert checks_module.LEVEL / len(CHECKED) > 1e-8

@@ -20,6 +20,7 @@ from discreet.experiment.attack.scoring import (
     score_guess,
 )
 from discreet.models.classifier import Classifier
+from discreet.releases.protected import protection_of
 
 TICKET = "我被重复收费了 订单375"
 NOTE = "Knee Swollen, café"
@@ -62,6 +63,21 @@ def test_texts_chosen_among_candidates_are_measured_by_retrieval_metrics(model: 
         metrics_for(Similarity(), ("identiy",))
     with pytest.raises(SettingError, match="metric to be .*, got 'identified'"):
         metrics_for(Dager(), ("identified",))  # that is measured by 1-of-n alone
+
+
+def test_every_text_is_attacked_where_each_of_its_steps_is_released(model: Classifier) -> None:
+    """With 4 steps there are more guesses than texts: an attack must not end after the requested number of guesses."""
+    texts = tuple(f"the {a} was {b}" for a in ("knee", "heart", "hand") for b in ("dull", "sharp", "calm", "slow"))
+    corpus = Corpus("toy", texts, labels=(0, 1) * 6, splits=("validation",) * 12)
+    scene = Scene.of(corpus, Classifier.build(corpus, rng=Rng(0), train="head").eval())
+    protect = protection_of("texthide", scene.model, {"mix": 2, "masks": 4}, delta=1e-5, batch_size=2)
+    request = AttackRequest(
+        Similarity(score="absolute"), protect, examples=8, batch_size=2, steps=4, metrics=("identity",), noise_seed=0
+    )
+    found = attack_once(request, scene)
+    assert {example.batch for example in found.examples} == {0, 1, 2, 3}
+    assert len({example.truth for example in found.examples}) == 8
+    assert len(found.examples) == found.leakages[0].n == 32
 
 
 def test_names_numbers_and_dates_are_counted_in_the_text_as_it_was_written(model: Classifier) -> None:

@@ -9,7 +9,7 @@ from scipy import integrate, stats
 
 from discreet import Rng
 from discreet.core.errors import DataError, SettingError
-from discreet.mechanisms import sphere
+from discreet.mechanisms import cosines, sphere
 from discreet.mechanisms.von_mises_fisher import VonMisesFisher
 
 
@@ -81,6 +81,30 @@ def test_the_log_density_does_not_overflow_in_a_million_dimensions() -> None:
         assert bool(torch.isfinite(value).all())
     loss = VonMisesFisher(300.0, d).log_density(x / 1000, x) - VonMisesFisher(300.0, d).log_density(x / 1000, -x)
     assert float(loss) == pytest.approx(600, rel=1e-6)
+
+
+@pytest.mark.parametrize(("kappa", "d"), [(0.0, 3), (1.0, 3), (5.0, 4), (40.0, 10), (100.0, 3072)])
+def test_the_density_integrates_to_one(kappa: float, d: int) -> None:
+    """Over the cosine t: the directions of one cosine are a sphere of radius sqrt(1 - t^2) and one dimension less."""
+    t = np.linspace(-1, 1, 400_001)[1:-1]
+    y = np.zeros((len(t), d)) if d < 100 else None
+    noise, axis = VonMisesFisher(kappa, d), np.eye(d)[:1]
+    if y is None:  # of the density, only the cosine matters
+        density = noise.log_normaliser + kappa * t
+        point = noise.log_density(axis * 0.25, axis)
+        assert float(point[0]) == pytest.approx(noise.log_normaliser + kappa * 0.25)
+    else:
+        y[:, 0], y[:, 1] = t, np.sqrt(1 - t * t)
+        density = noise.log_density(y, np.broadcast_to(axis, y.shape))
+    slices = cosines.log_sphere_area(d - 1) + (d - 3) / 2 * np.log1p(-t * t)
+    assert integrate.simpson(np.exp(density + slices), x=t) == pytest.approx(1, abs=2e-5)
+
+
+def test_a_density_that_float64_does_not_determine_is_rejected() -> None:
+    x = np.eye(3)[:1]
+    assert np.isfinite(VonMisesFisher(1e10, 3).log_density(x, x)).all()
+    with pytest.raises(SettingError, match="kappa"):
+        VonMisesFisher(1.1e10, 3).log_density(x, x)
 
 
 def test_no_second_copy_of_the_batch_is_made(monkeypatch: pytest.MonkeyPatch) -> None:

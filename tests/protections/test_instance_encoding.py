@@ -44,6 +44,14 @@ def test_the_cost_is_what_was_asked_for_and_the_noise_is_what_it_says(mechanism:
     assert goals.shape == ((2 * ROWS,) if mix == 1 else (2 * ROWS, 2))
 
 
+def test_renyi_accounting_is_a_bound_above_the_exact_one() -> None:
+    event = once(InstanceEncoding(6.0, 1e-5)).event
+    exact, renyi = (
+        guarantee(event, delta=1e-5, adjacency=Adjacency.REPLACE_ONE, accountant=name) for name in ("pld", "rdp")
+    )
+    assert renyi.certified and exact.epsilon < renyi.epsilon < 1.2 * exact.epsilon
+
+
 def test_every_output_has_noise_of_its_own() -> None:
     release = once(InstanceEncoding(1.0, 1e-5, rounds=2))
     out, _ = release(torch.zeros(ROWS, WIDTH), torch.zeros(ROWS, dtype=torch.int64))

@@ -12,7 +12,9 @@ from torch import Tensor
 
 from discreet.core.device import tensors_in
 from discreet.mechanisms import normals
+from discreet.training.capture import StepEnd
 from discreet.training.engine import Engine
+from discreet.training.independence import Kernels
 
 
 class Graphs:
@@ -52,6 +54,25 @@ class Graphs:
         known = [value for state in states for value in state.values() if isinstance(value, Tensor)]
         lanes = [tensor for lane in graphs.lanes for tensor in (*lane.sum.sums.values(), lane.total, lane.finite)]
         return [*lanes, *kept, *known]
+
+
+def captured_on_the_cpu(patch: Any, graphs: Graphs | None) -> None:
+    """Let parts and the end of steps be captured by a stand-in, or only be tested as they are on a GPU, for None."""
+    patch.setattr(Kernels, "can_change", property(lambda self: True))
+    if graphs is None:
+        return
+    capture, run = Engine.capture, StepEnd.run
+
+    def captured(self: Engine, losses_of: Any, most_lanes: int = 1) -> bool:
+        graphs.engine = self
+        return capture(self, losses_of, graphs, most_lanes=most_lanes)
+
+    def ended(self: StepEnd, parameters: Any, optimizer: Any, *rest: Any) -> bool:
+        graphs.optimizer = optimizer
+        return run(self, parameters, optimizer, *rest)
+
+    patch.setattr(Engine, "capture", captured)
+    patch.setattr(StepEnd, "run", ended)
 
 
 def noise_on_the_cpu(monkeypatch: Any) -> None:

@@ -6,22 +6,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests.planned import train
-from tests.training.graphs import Graphs, noise_on_the_cpu
+from tests.training.graphs import Graphs, captured_on_the_cpu, noise_on_the_cpu
 
 from discreet import DPSGD, Rng
 from discreet.core.guarantee import Caveat, Guarantee
+from discreet.data.batches import Part
 from discreet.data.corpus import Corpus
 from discreet.data.sources import load
 from discreet.mechanisms import normals
 from discreet.models.classifier import Classifier
 from discreet.models.settings import TrainSettings
 from discreet.protections import dp_sgd
-from discreet.training.capture import StepEnd
-from discreet.training.engine import Engine, PrivateParts, PrivateStep
-from discreet.training.independence import Kernels
+from discreet.training.engine import Engine, PrivateParts, PrivateStep, part_to_measure
 
 
 @pytest.fixture
@@ -42,22 +42,7 @@ def trained(
     with monkeypatch.context() as patch:
         noise_on_the_cpu(patch)
         patch.setattr(dp_sgd, "add_normals", kernel_noise)
-        patch.setattr(Kernels, "can_change", property(lambda self: True))
-        if graphs is not None:
-            capture = Engine.capture
-
-            def captured(self: Engine, losses_of: Any, most_lanes: int = 1) -> bool:
-                graphs.engine = self
-                return capture(self, losses_of, graphs, most_lanes=most_lanes)
-
-            patch.setattr(Engine, "capture", captured)
-            run = StepEnd.run
-
-            def ended(self: StepEnd, parameters: Any, optimizer: Any, *rest: Any) -> bool:
-                graphs.optimizer = optimizer
-                return run(self, parameters, optimizer, *rest)
-
-            patch.setattr(StepEnd, "run", ended)
+        captured_on_the_cpu(patch, graphs)
         model = Classifier.build(corpus, rng=Rng(1), encoder=str(folder), dropout=dropout, max_length=16)
         settings = TrainSettings(epochs=4, batch_size=12, learning_rate=1e-2, head_share=0.0)
         protect = DPSGD(0.5, clip_norm=0.5)
@@ -175,3 +160,14 @@ def test_a_protection_with_a_release_of_its_own_is_not_ended_by_a_graph() -> Non
     assert DPSGD(1.0, clip_norm=0.5).step_noise == 0.5
     assert Rounded(1.0).step_noise is None and DPSGD(0.0).step_noise is None
     assert DPSGD(1.0, correlation="banded").step_noise is None
+
+
+def test_captured_and_eager_parts_are_measured_in_turn() -> None:
+    captured, smaller, eager = (Part(np.arange(units), units, 1, 8, units) for units in (4, 3, 8))
+    for parts, expected in (
+        ([smaller, captured, eager], [captured, eager]),
+        ([smaller, captured], [captured, captured]),
+        ([eager], [eager, eager]),
+        ([], [None, None]),
+    ):
+        assert [part_to_measure(parts, lambda part: part is not eager, step) for step in (4, 5)] == expected

@@ -13,6 +13,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from discreet.catalog import ATTACKS
+from discreet.core.errors import positive, whole
 from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, Guess, Knowledge, ModelRelease, Release, RepresentationRelease
 
@@ -163,6 +164,14 @@ class PeopleAttack(Attack):
 
     family: ClassVar[Family] = Family.PEOPLE
     aligned: ClassVar[bool] = True
+
+
+def check_search(settings: Any, *counts: str) -> None:
+    """Check the time limit of a search and the fields that are counts of at least 1."""
+    for name in counts:
+        whole(name, getattr(settings, name))
+    if settings.seconds is not None:
+        positive("seconds", settings.seconds, "It is the time for one search; leave it out to let it finish.")
 
 
 _BEHIND = 0.1  # a loop is shortened if its share of steps is this far behind its share of the time

@@ -25,7 +25,7 @@ from discreet.clipping.tape import Clip, Flat, Tape, clipped_sum
 from discreet.core.errors import UnsupportedError, invalid, non_negative, one_of, positive, probability, whole
 from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, Guess, Knowledge
-from discreet.data.batches import tokens_for
+from discreet.data.batches import Tokens, tokens_for
 from discreet.data.corpus import Corpus
 from discreet.mechanisms.von_mises_fisher import VonMisesFisher
 from discreet.models.base import TextModel, evaluating
@@ -101,16 +101,16 @@ class OneOfN(GradientAttack):
 
 def contribution(model: TextModel, row: Corpus, clip: Clip | None) -> dict[str, Tensor]:
     """Return the contribution of one candidate to the sum."""
-    tape, losses = _forward(model, row)
+    tape, losses = losses_of(model, tokens_for(model, row))
     record = tape.backward(losses)
     if clip is not None:
         return clipped_sum(record, clip).gradients
     return record.weighted_sum(torch.ones(1, device=model.device))
 
 
-def _forward(model: TextModel, rows: Corpus) -> tuple[Tape, Tensor]:
-    tokens = tokens_for(model, rows)
-    batch = tokens.batch(np.arange(len(rows), dtype=np.int64))
+def losses_of(model: TextModel, tokens: Tokens, rows: npt.NDArray[np.int64] | None = None) -> tuple[Tape, Tensor]:
+    """Return the losses of some rows, by default of all, and the tape that has recorded them."""
+    batch = tokens.batch(np.arange(len(tokens), dtype=np.int64) if rows is None else rows)
     tape = Tape(model)
     with evaluating(model), tape:
         losses = model.losses(batch.inputs, batch.targets)
@@ -122,7 +122,7 @@ def gram_matrix(model: TextModel, candidates: Corpus) -> Floats:
 
     Guarantee: none, the candidates are known to the attacker.
     """
-    tape, losses = _forward(model, candidates)
+    tape, losses = losses_of(model, tokens_for(model, candidates))
     square = tape.backward(losses).gram().double().cpu().numpy()
     return np.asarray((square + square.T) / 2)
 

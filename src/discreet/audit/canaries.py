@@ -356,7 +356,7 @@ def read(folder: Path, planted: Mapping[str, Any] | None) -> dict[str, Any]:
             f"Expected canaries in the run {str(folder)!r}, got none: it was not trained for an audit. Train it again "
             f"with {setting('audit', 1000)}, or audit one release of its protection ({setting('protect')})."
         )
-    record = _read(path, planted["digest"])
+    record = _read(path, planted.get("digest"))
     try:
         if record["format"] != _FORMAT or record["kind"] not in KINDS or len(record["included"]) < 2:
             raise ValueError
@@ -375,7 +375,7 @@ def read_steps(folder: Path, planted: Mapping[str, Any]) -> tuple[dict[str, Any]
     return _read(path, planted["steps_digest"]), ""
 
 
-def _read(path: Path, digest: str | None) -> dict[str, Any]:
+def _read(path: Path, digest: object) -> dict[str, Any]:
     try:
         data = path.read_bytes()
         record = json.loads(data)
@@ -383,7 +383,7 @@ def _read(path: Path, digest: str | None) -> dict[str, Any]:
             raise ValueError
     except (OSError, ValueError):
         raise DataError(f"Expected the canaries of an audit in {str(path)!r}, but the file is damaged.") from None
-    if digest is not None and _digest(data) != digest:
+    if _digest(data) != digest:
         raise DataError(
             f"Expected {str(path)!r} to be the file that this run wrote, but its digest is another one than that in "
             "metrics.json. It was edited, or belongs to another run. Restore it, or train again."

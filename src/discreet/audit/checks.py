@@ -184,7 +184,8 @@ def _cost(record: Mapping[str, Any], protect: object, stated: Guarantee | None) 
 def _sampler(batches: Mapping[str, Any]) -> Sampler:
     values = dict(batches["sampler"])
     kind = values.pop("kind")
-    return next(one for one in KINDS if one.__name__ == kind)(**values)
+    sampler: Sampler = {one.__name__: one for one in KINDS}[kind](**values)
+    return sampler
 
 
 def _batches(batches: Mapping[str, Any], aspect: Aspect, misread: int) -> Check:
@@ -258,48 +259,45 @@ def spread(samples: Sequence[tuple[Floats, npt.NDArray[np.int64]]]) -> float:
     >>> spread([(pmf, np.array([4, 12, 8, 7, 9, 11, 5, 8]))]) > 0.5, spread([(pmf, np.full(40, 8))]) < 1e-12
     (True, True)
     """
-    samples = [(pmf, counts[:_MOST]) for pmf, counts in samples if len(counts)]
-    repeated = sum(len(counts) for _, counts in samples)
-    levels = max(4, min(_LEVELS, _LATTICE // max(repeated, 1)))
-
-    def scores(pmf: Floats) -> npt.NDArray[np.int64]:
-        at = np.arange(len(pmf))
-        mean = float(pmf @ at)
-        variance = float(pmf @ (at - mean) ** 2)
-        if variance < 1e-9:  # a single count is possible
-            return np.where(np.abs(at - mean) < 0.5, 0, levels).astype(np.int64)
-        return np.minimum((at - mean) ** 2 / variance * levels / 16, levels).astype(np.int64)
-
-    return _sum_of_scores(samples, scores, levels)
+    return _sum_of_scores(samples, _squares)
 
 
 def _shifted(pmf: Floats, counts: npt.NDArray[np.int64]) -> float:
     """Return the two-sided p-value of the sum of independent counts."""
-    at = np.arange(len(pmf))
-    mean = float(pmf @ at)
-    width = 12 * math.sqrt(float(pmf @ (at - mean) ** 2)) + 1
-    levels = max(4, min(_LEVELS, _LATTICE // max(len(counts), 1)))
+    return _sum_of_scores([(pmf, counts)], _deviations)
 
-    def scores(_: Floats) -> npt.NDArray[np.int64]:
-        return np.asarray(np.clip((at - mean + width) / (2 * width) * levels, 0, levels), dtype=np.int64)
 
-    return _sum_of_scores([(pmf, counts[:_MOST])], scores, levels)
+def _squares(deviations: Floats, variance: float, levels: int) -> Floats:
+    if variance < 1e-9:  # a single count is possible
+        return np.where(np.abs(deviations) < 0.5, 0.0, levels)
+    return np.minimum(deviations**2 / variance * levels / 16, levels)
+
+
+def _deviations(deviations: Floats, variance: float, levels: int) -> Floats:
+    width = 12 * math.sqrt(variance) + 1
+    return np.asarray(np.clip((deviations + width) / (2 * width) * levels, 0, levels), dtype=np.float64)
 
 
 def _sum_of_scores(
-    samples: Sequence[tuple[Floats, npt.NDArray[np.int64]]],
-    scores: Callable[[Floats], npt.NDArray[np.int64]],
-    levels: int,
+    samples: Sequence[tuple[Floats, npt.NDArray[np.int64]]], scores: Callable[[Floats, float, int], Floats]
 ) -> float:
-    """Return the two-sided p-value of a sum of scores of independent counts, from its exact distribution."""
-    length = levels * sum(len(counts) for _, counts in samples) + 1
+    """Return the two-sided p-value of a sum of scores of independent counts, from its exact distribution.
+
+    `scores` returns numbers from 0 to `levels` for deviations from the mean and their variance; they are rounded down.
+    """
+    samples = [(pmf, counts[:_MOST]) for pmf, counts in samples if len(counts)]
+    repeated = sum(len(counts) for _, counts in samples)
+    levels = max(4, min(_LEVELS, _LATTICE // max(repeated, 1)))
+    length = levels * repeated + 1
     size = 1 << (length - 1).bit_length()
     transform = np.ones(size // 2 + 1, dtype=np.complex128)
     observed = 0
     for pmf, counts in samples:
-        of_count = scores(pmf)
         if (counts >= len(pmf)).any():
             return 0.0
+        at = np.arange(len(pmf), dtype=np.float64)
+        deviations = np.asarray(at - pmf @ at, dtype=np.float64)
+        of_count = scores(deviations, float(pmf @ deviations**2), levels).astype(np.int64)
         law = np.bincount(of_count, weights=pmf, minlength=levels + 1)
         transform *= np.fft.rfft(law, size) ** len(counts)
         observed += int(of_count[counts].sum())

@@ -174,12 +174,19 @@ _WRAPPERS = (
     events.SelfComposedDpEvent,
     events.VisibleVectorsDpEvent,
 )
-_MULTIPLIED = (
-    events.GaussianDpEvent,
-    events.ClippedSumDpEvent,
-    events.LaplaceDpEvent,
-    events.TruncatedSubsampledGaussianDpEvent,
-)
+_STRENGTHS: dict[type[DpEvent], dict[str, int]] = {  # the power of the factor by which each field is multiplied
+    events.GaussianDpEvent: {"noise_multiplier": -1},
+    events.ClippedSumDpEvent: {"noise_multiplier": -1},
+    events.LaplaceDpEvent: {"noise_multiplier": -1},
+    events.TruncatedSubsampledGaussianDpEvent: {"noise_multiplier": -1},
+    events.DiscreteGaussianDpEvent: {"sigma": -1},
+    events.VonMisesFisherDpEvent: {"kappa": 1},
+    events.LocalDpEvent: {"epsilon": 1},
+    events.EpsilonDeltaDpEvent: {"epsilon": 1},
+    events.MetricDpEvent: {"epsilon_per_distance": 1},
+    events.DiscreteLaplaceDpEvent: {"noise_parameter": 1},
+    events.ZCDpEvent: {"rho": 2, "xi": 1},
+}
 
 
 def scaled(event: DpEvent, factor: float) -> DpEvent:
@@ -188,20 +195,9 @@ def scaled(event: DpEvent, factor: float) -> DpEvent:
 
     non_negative("factor", factor)
     kind = type(event)
-    if kind in _MULTIPLIED:
-        return attr.evolve(event, noise_multiplier=event.noise_multiplier / factor)
-    if kind is events.VonMisesFisherDpEvent:
-        return attr.evolve(event, kappa=event.kappa * factor)
-    if kind in (events.LocalDpEvent, events.EpsilonDeltaDpEvent):
-        return attr.evolve(event, epsilon=event.epsilon * factor)
-    if kind is events.MetricDpEvent:
-        return attr.evolve(event, epsilon_per_distance=event.epsilon_per_distance * factor)
-    if kind is events.DiscreteGaussianDpEvent:
-        return attr.evolve(event, sigma=event.sigma / factor)
-    if kind is events.DiscreteLaplaceDpEvent:
-        return attr.evolve(event, noise_parameter=event.noise_parameter * factor)
-    if kind is events.ZCDpEvent:
-        return attr.evolve(event, rho=event.rho * factor**2, xi=event.xi * factor)
+    if kind in _STRENGTHS:
+        powers = _STRENGTHS[kind].items()
+        return attr.evolve(event, **{name: getattr(event, name) * factor**power for name, power in powers})
     if kind is events.ComposedDpEvent:
         return events.ComposedDpEvent([scaled(one, factor) for one in event.events])
     if kind is events.RandomizedResponseDpEvent:

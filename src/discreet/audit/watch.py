@@ -3,7 +3,9 @@
 The canaries of an audit see how far two neighbours can be told apart. A fault may leave their coordinates as they
 should be: gradients that are not clipped, batches that are not drawn, noise that is used twice. So the steps themselves
 are recorded, as sums over what the training really used, and `discreet.audit.checks` compares them with what the
-certificate assumes. Nothing is computed again by the code under test.
+certificate assumes. Nothing but the contribution of a unit is computed again, by the code of the training: a part that
+was trained by a CUDA graph is measured by that graph. An audited run ends its steps eagerly, because its noise is
+recorded; the captured end of a step, which other runs on a GPU may take, is not part of it and is not tested.
 
 Guarantee: none. The record says how large batches were and how often units were drawn, which amplification by sampling
     keeps secret: it is written next to the run folder, for its owner alone.
@@ -49,7 +51,8 @@ class Noise:
     totals: dict[str, Tensor] = field(default_factory=dict)
     steps: dict[str, int] = field(default_factory=dict)
     past: dict[str, Tensor] = field(default_factory=dict)
-    rows: dict[str, list[Tensor]] = field(default_factory=lambda: {"canaries": [], "model": []})
+    canary_rows: dict[str, Tensor] = field(default_factory=dict)  # noise that is compared pair by pair, by step
+    model_rows: dict[str, Tensor] = field(default_factory=dict)
     shared: float = 0.0  # squares of sums over two parameters
     shared_numbers: int = 0
 
@@ -76,9 +79,10 @@ class Noise:
             both = (noise[one][:width] + noise[other][:width]) / math.sqrt(2)
             self.shared += float(both.square().sum())
             self.shared_numbers += width
-        if CANARIES in noise:
-            self._keep("canaries", [noise[CANARIES]])
-        self._keep("model", [values for name, values in noise.items() if name != CANARIES])
+        for rows, own in ((self.canary_rows, True), (self.model_rows, False)):
+            block = [values[:_WIDTH] for name, values in noise.items() if (name == CANARIES) is own]
+            if block and len(rows) < _STEPS:
+                rows[str(step)] = torch.cat(block)[:_WIDTH].float()
 
     def _white(self, name: str, values: Tensor) -> Tensor:
         """Return the independent normal numbers from which correlated noise is made."""
@@ -89,36 +93,6 @@ class Noise:
         white = values - torch.tensor(recursive or moving, dtype=torch.float64) @ past
         self.past[name] = torch.cat([(white if recursive else values)[None], past])[: len(past)]
         return white
-
-    def _keep(self, block: str, values: list[Tensor]) -> None:
-        if values and len(self.rows[block]) < _STEPS:
-            self.rows[block].append(torch.cat([one[:_WIDTH] for one in values])[:_WIDTH].float())
-
-    def state(self) -> dict[str, Tensor]:
-        """Return everything as tensors, for a checkpoint."""
-        state = {"shared": torch.tensor([self.shared, float(self.shared_numbers)], dtype=torch.float64)}
-        for name, total in self.totals.items():
-            state[f"total.{name}"] = total
-            state[f"sums.{name}"] = torch.tensor([self.squares[name], self.steps[name]], dtype=torch.float64)
-        state |= {f"past.{name}": value for name, value in self.past.items()}
-        for block, rows in self.rows.items():
-            state |= {f"row.{block}.{number}": row for number, row in enumerate(rows)}
-        return state
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from a checkpoint."""
-        self.shared, self.shared_numbers = float(state["shared"][0]), int(state["shared"][1])
-        for key, value in state.items():
-            kind, _, name = key.partition(".")
-            if kind == "total":
-                self.totals[name] = value.double().cpu()
-            elif kind == "sums":
-                self.squares[name], self.steps[name] = float(value[0]), int(value[1])
-            elif kind == "past":
-                self.past[name] = value.double().cpu()
-        for block in self.rows:
-            count = sum(key.startswith(f"row.{block}.") for key in state)
-            self.rows[block] = [state[f"row.{block}.{number}"].float().cpu() for number in range(count)]
 
     def record(self) -> dict[str, Any]:
         """Return plain values."""
@@ -133,7 +107,11 @@ class Noise:
                 }
                 for name, total in sorted(self.totals.items())
             ],
-            "pairs": [_pairs(block, rows) for block, rows in self.rows.items() if len(rows) > 1],
+            "pairs": [
+                _pairs(block, [*rows.values()])
+                for block, rows in (("canaries", self.canary_rows), ("model", self.model_rows))
+                if len(rows) > 1
+            ],
             "shared": {"squares": self.shared, "numbers": self.shared_numbers},
         }
 
@@ -204,21 +182,6 @@ class Batches:
             self.last[drawn] = step
         self.counts[drawn] += 1
 
-    def state(self) -> dict[str, Tensor]:
-        """Return everything as tensors, for a checkpoint."""
-        values = {"counts": self.counts, "last": self.last, "now": self.now}
-        numbers = {"steps": [self.steps, self.outside], "sizes": self.sizes, "overlaps": self.overlaps}
-        return {
-            **{name: torch.from_numpy(value.copy()) for name, value in values.items()},
-            **{name: torch.tensor(value, dtype=torch.int64) for name, value in numbers.items()},
-        }
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from a checkpoint."""
-        self.counts, self.last, self.now = (state[name].cpu().numpy().copy() for name in ("counts", "last", "now"))
-        self.steps, self.outside = state["steps"].tolist()
-        self.sizes, self.overlaps = state["sizes"].tolist(), state["overlaps"].tolist()
-
     def record(self) -> dict[str, Any]:
         """Return plain values; units are counted, and not named."""
         times, units = np.unique(self.counts, return_counts=True)
@@ -237,8 +200,8 @@ class Batches:
 class Clips:
     """What one unit of a real part added to its sum, over the clip norm, if its loss was made very large.
 
-    The part is computed three times by the code of the training: without the unit, with its loss times a large number,
-    and with its loss times minus that number. The other units are the same.
+    The part is computed three times by the code of the training, or by the graph that trained it: without the unit,
+    with its loss times a large number, and with its loss times minus that number. The other units are the same.
     """
 
     norm: float
@@ -265,15 +228,6 @@ class Clips:
             self.together += 1
             self.largest_together = _most(self.largest_together, share)
 
-    def state(self) -> dict[str, Tensor]:
-        """Return everything as a tensor, for a checkpoint."""
-        return {"clips": torch.tensor(list(self.record().values()), dtype=torch.float64)}
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from a checkpoint."""
-        measured, reached, self.largest, together, self.largest_together = state["clips"].tolist()
-        self.measured, self.reached, self.together = int(measured), int(reached), int(together)
-
     def record(self) -> dict[str, Any]:
         """Return plain values."""
         names = ("measured", "reached", "largest", "together", "largest_together")
@@ -286,6 +240,32 @@ def _distance(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
 
 def _most(one: float, other: float) -> float:
     return math.inf if math.isnan(other) else max(one, other)
+
+
+def state_of(part: Noise | Batches | Clips) -> dict[str, Tensor]:
+    """Return the numbers, lists, arrays and tables of a record as tensors, for a checkpoint."""
+    state: dict[str, Tensor] = {}
+    for name, value in vars(part).items():
+        if isinstance(value, dict):
+            state |= {f"{name}.{key}": _tensor(one) for key, one in value.items()}
+        elif isinstance(value, int | float | list | np.ndarray):
+            state[name] = _tensor(value)
+    return state
+
+
+def _tensor(value: Any) -> Tensor:
+    return value if isinstance(value, Tensor) else torch.from_numpy(np.array(value))
+
+
+def restore(part: Noise | Batches | Clips, state: Mapping[str, Tensor]) -> None:
+    """Continue a record from a checkpoint."""
+    for name, old in vars(part).items():
+        if isinstance(old, dict):
+            own = {key.removeprefix(f"{name}."): one.cpu() for key, one in state.items() if key.startswith(f"{name}.")}
+            setattr(part, name, {key: one if one.ndim else one.item() for key, one in own.items()})
+        elif name in state:
+            value = state[name].cpu().numpy().copy()
+            setattr(part, name, value if isinstance(old, np.ndarray) else value.tolist())
 
 
 class Watch:
@@ -327,23 +307,21 @@ class Watch:
 
     def state(self) -> dict[str, Tensor]:
         """Return everything as tensors, for a checkpoint."""
-        state = {"watch.misread": torch.tensor([self.misread])}
+        state = {"watch.misread": torch.tensor(self.misread)}
         for name, part in self._parts().items():
-            state |= {f"watch.{name}.{key}": value for key, value in part.state().items()}
+            state |= {f"watch.{name}.{key}": value for key, value in state_of(part).items()}
         return state
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Continue from a checkpoint."""
         if "watch.misread" not in state:
             return
-        self.misread = int(state["watch.misread"][0])
+        self.misread = int(state["watch.misread"])
         if "watch.batches.counts" in state:
             self.batches = Batches(self.plan.sampler, len(state["watch.batches.counts"]))
         for name, part in self._parts().items():
             prefix = f"watch.{name}."
-            own = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
-            if own:
-                part.restore(own)
+            restore(part, {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)})
 
     def _parts(self) -> dict[str, Noise | Batches | Clips]:
         every = {"noise": self.noise, "clips": self.clips, "canaries": self.canaries, "batches": self.batches}

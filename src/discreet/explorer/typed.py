@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from discreet.clipping.tape import Tape
+from discreet.attacks.identification import losses_of
 from discreet.core.errors import UnsupportedError
 from discreet.core.randomness import Rng
 from discreet.data.batches import tokens_for
@@ -105,10 +105,7 @@ def products(model: TextModel, one: Corpus, others: Corpus) -> tuple[float, npt.
     inner = np.empty(len(others))
     for start in range(0, len(others), _AT_ONCE):
         rows = order[start : start + _AT_ONCE].astype(np.int64)
-        batch = tokens.batch(rows)
-        tape = Tape(model)
-        with tape:
-            losses = model.losses(batch.inputs, batch.targets)
+        tape, losses = losses_of(model, tokens, rows)
         inner[rows] = tape.backward(losses).inner(gradients).double().cpu().numpy()
     own = sum(float(part.double().square().sum()) for part in gradients.values())
     return own, inner

@@ -83,7 +83,8 @@ class VonMisesFisher:
     def log_density(self, y: Array, x: Array) -> Array:
         """Return the log-density of the release y given the direction of x, with respect to surface area.
 
-        If x is zero the release is uniform.
+        If x is zero the release is uniform. A kappa above 1e10 is rejected: the cosine in float64 does not determine
+        the density then.
         """
         import torch
 
@@ -97,7 +98,7 @@ class VonMisesFisher:
 
     @property
     def log_normaliser(self) -> float:
-        """The log of the normalizing constant C of the density C exp(kappa <u, y>)."""
+        """The log of the normalizing constant C of the density C exp(kappa <u, y>), for kappa of at most 1e10."""
         from discreet.accounting.von_mises_fisher import log_mean
 
         return -log_mean(self.kappa, self.dimension) - cosines.log_sphere_area(self.dimension)

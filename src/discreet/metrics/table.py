@@ -6,7 +6,7 @@ The function is either `pair`, which scores one guess against one truth, or `sam
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -109,6 +109,12 @@ def _retrieved(name: str, sample: Sample, rng: Rng) -> Leakage:
     return next(leakage for leakage in measured if leakage.metric == name)
 
 
+def _measured_elsewhere(*rows: tuple[str, str, str, Compares, bool]) -> Iterator[Metric]:
+    """Yield metrics without a function: their name, labels, what they compare, and whether they are rates."""
+    for name, label, short, compares, is_rate in rows:
+        yield Metric(name, label, short, compares, is_rate=is_rate)
+
+
 _CATEGORIES = {
     "names_read": frozenset({Category.NAME}),
     "numbers_read": NUMBERS,
@@ -136,56 +142,33 @@ _ALL = (
             ("embedding_cosine", "closeness in meaning of the text chosen", "embedding", False),
         )
     ),
-    Metric(
-        "identified",
-        "identified among the candidates, from all updates of the training",
-        "identified",
-        _INDICES,
-        is_rate=True,
+    *_measured_elsewhere(
+        ("identified", "identified among the candidates, from all updates of the training", "identified",
+         _INDICES, True),
+        ("identified_update", "identified among the candidates, from one update", "identified", _INDICES, True),
+        ("auc", "members ranked above non-members (AUC)", "AUC", _MEMBERS, False),
+        *((tpr_metric(r), f"members found at {100 * r:g}% false positives", f"TPR at {100 * r:g}%", _MEMBERS, True)
+          for r in RATES),
+        ("advantage", "members found minus non-members accused", "advantage", _MEMBERS, False),
+        ("loss_tail", "non-members whose loss exceeds nearly every member's", "loss tail", _MEMBERS, True),
     ),
-    Metric(
-        "identified_update", "identified among the candidates, from one update", "identified", _INDICES, is_rate=True
-    ),
-    Metric("auc", "members ranked above non-members (AUC)", "AUC", _MEMBERS),
     *(
-        Metric(
-            tpr_metric(rate),
-            f"members found at {100 * rate:g}% false positives",
-            f"TPR at {100 * rate:g}%",
-            _MEMBERS,
-            is_rate=True,
-        )
-        for rate in RATES
-    ),
-    Metric("advantage", "members found minus non-members accused", "advantage", _MEMBERS),
-    Metric("loss_tail", "non-members whose loss exceeds nearly every member's", "loss tail", _MEMBERS, is_rate=True),
-    *(
-        Metric(
-            name,
-            f"{name.removesuffix('_read').replace('_', ' ')} read",
-            name.replace("_", " "),
-            _WORDS,
-            partial(share_read, categories=categories),
-            partial(_share_read, name),
-            cased=True,
-        )
+        Metric(name, f"{name.removesuffix('_read').replace('_', ' ')} read", name.replace("_", " "), _WORDS,
+               partial(share_read, categories=categories), partial(_share_read, name), cased=True)
         for name, categories in _CATEGORIES.items()
     ),
-    *(
-        Metric(name, label, short, compares, is_rate=is_rate)
-        for name, label, short, compares, is_rate in (
-            ("exposure", "bits of a planted secret that the model gives away", "exposure (bits)", _SECRETS, False),
-            ("secrets_named", "planted secrets that the model likes best", "secrets named", _SECRETS, True),
-            ("extractable_at_1", "training texts that 1 sample continues", "extracted by 1", _SECRETS, True),
-            ("extractable_at_1000", "training texts that 1,000 samples continue", "extracted by 1e3", _SECRETS, True),
-            ("extractable_at_1000000", "training texts that 1e6 samples continue", "extracted by 1e6", _SECRETS, True),
-            ("extractable_greedy", "training texts that the likeliest tokens continue", "greedily", _SECRETS, True),
-            ("canaries_extracted", "planted secrets that 100 samples contain", "canaries read", _SECRETS, False),
-            ("class_words_read", "words typical of the class in its inverted text", "class words", _SECRETS, False),
-            ("re_identified", "people named for texts without names", "people named", _PEOPLE, True),
-            ("names_reversed", "pseudonyms reversed to names", "names reversed", _PEOPLE, True),
-            ("attribute_accuracy", "attributes predicted from vectors", "attributes", _PEOPLE, True),
-        )
+    *_measured_elsewhere(
+        ("exposure", "bits of a planted secret that the model gives away", "exposure (bits)", _SECRETS, False),
+        ("secrets_named", "planted secrets that the model likes best", "secrets named", _SECRETS, True),
+        ("extractable_at_1", "training texts that 1 sample continues", "extracted by 1", _SECRETS, True),
+        ("extractable_at_1000", "training texts that 1,000 samples continue", "extracted by 1e3", _SECRETS, True),
+        ("extractable_at_1000000", "training texts that 1e6 samples continue", "extracted by 1e6", _SECRETS, True),
+        ("extractable_greedy", "training texts that the likeliest tokens continue", "greedily", _SECRETS, True),
+        ("canaries_extracted", "planted secrets that 100 samples contain", "canaries read", _SECRETS, False),
+        ("class_words_read", "words typical of the class in its inverted text", "class words", _SECRETS, False),
+        ("re_identified", "people named for texts without names", "people named", _PEOPLE, True),
+        ("names_reversed", "pseudonyms reversed to names", "names reversed", _PEOPLE, True),
+        ("attribute_accuracy", "attributes predicted from vectors", "attributes", _PEOPLE, True),
     ),
 )  # fmt: skip
 METRICS: dict[str, Metric] = {metric.name: metric for metric in _ALL}

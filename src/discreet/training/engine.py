@@ -257,9 +257,20 @@ class Engine:
         alone.add(record, self._directions(0))
         return alone.sums
 
-    def replay(self, captured: Captured, batch: Any, part: Part) -> None:
+    def replay(
+        self, captured: Captured, batch: Any, part: Part, weights: npt.NDArray[np.float32] | None = None
+    ) -> None:
         """Add a part by its graph; after the last one, `is_finite` says whether the sums can be used."""
-        captured.lane.run(captured, batch, weights_of(part))
+        captured.lane.run(captured, batch, weights_of(part, weights))
+
+    def replayed(self, captured: Captured, batch: Any, part: Part, weights: npt.NDArray[np.float32]) -> Sums | None:
+        """Return the sums of one part alone by its graph, or None if a unit is not finite; abandon the current step."""
+        assert self.graphs is not None
+        self.abandon()
+        self.replay(captured, batch, part, weights)
+        sums = {name: value.clone() for name, value in self.graphs.sums().items()} if self.is_finite else None
+        self.abandon()
+        return sums
 
     @property
     def is_finite(self) -> bool:
@@ -477,6 +488,19 @@ class PrivateParts:
             self.engine.replay(captured, rows, part)
             return None
         return self.engine.take(self.losses_of, rows, part, number, self.kernels.plain_attention)
+
+    def is_captured(self, part: Part) -> bool:
+        """Return whether a part is trained by a graph."""
+        return self._captured.get(part.shape) is not None
+
+    def sums_of(self, part: Part, weights: npt.NDArray[np.float32]) -> Sums:
+        """Return the sums of one part alone, with weighted losses, by the code of `add`; abandon the current step."""
+        batch, captured = self.batch(part), self._captured.get(part.shape)
+        sums = None if captured is None else self.engine.replayed(captured, batch, part, weights)
+        if sums is None:
+            record, _ = self.engine.record(self.losses_of, batch, part, self.kernels.plain_attention, weights)
+            sums = self.engine.sums_of(record)
+        return sums
 
     def is_independent_in(self, part: Part, values_of: Callable[[Any], Sequence[Tensor]]) -> bool:
         """Return whether synthetic units have the same bits whatever others are in a part of this shape.
@@ -731,14 +755,14 @@ class PrivateStep(Step):
         if self.canaries is None:
             self.engine.finish(self.optimizer)
             return loss, count
-        sums = self.engine.sums()
+        sums = self.engine.sums()  # an audited step ends eagerly: canaries are in sums, and not in a captured end
         self.canaries.plant(sums, step, self.source.fork("canaries"))
         released = self.engine.released(sums)
         self.canaries.read(released, sums)
+        self.engine.set_gradients(released)
         units = planned.units
         rows = len(self.units.of_units(units)[0]), count
         self.canaries.watch(Taken(step, planned.drawn, len(self.units), rows, partial(self.measure, units, step)))
-        self.engine.set_gradients(released)
         self.engine.step_optimizer(self.optimizer)
         return loss, count
 
@@ -798,14 +822,14 @@ class PrivateStep(Step):
         return total if graphs is None else total + graphs.total()
 
     def measure(self, units: Rows, step: int, scales: tuple[float, ...]) -> tuple[list[dict[str, Tensor]], int]:
-        """Return the protected sums of the fullest part of a batch, with the loss of one unit times each of `scales`.
+        """Return the protected sums of a part of a batch, with the loss of one unit times each of `scales`.
 
-        Also return the number of units in that part: 0 if the batch is empty or memory ran out. Training is not
-        affected.
+        Also return the number of units in that part: 0 if the batch is empty or memory ran out. A part that is trained
+        by a CUDA graph is measured by the same graph. The sums of the step must have been used.
 
         Guarantee: none; it is for the audit of the owner.
         """
-        part = max(self.parts_of(units), key=lambda one: one.real, default=None)
+        part = part_to_measure(self.parts_of(units), self.parts.is_captured, step)
         if part is None:
             return [], 0
         unit, measured = step % part.real, []
@@ -815,11 +839,8 @@ class PrivateStep(Step):
                 self.source.fork("dropout", step).seed_torch(device)
                 weights = np.ones(len(part.rows), dtype=np.float32)
                 weights[unit * part.rows_each : (unit + 1) * part.rows_each] = scale
-                plain = self.parts.kernels.plain_attention
                 try:
-                    batch = self.parts.batch(part)
-                    record, _ = self.engine.record(self.parts.losses_of, batch, part, plain, weights)
-                    measured.append(self.engine.sums_of(record))
+                    measured.append(self.parts.sums_of(part, weights))
                 except torch.OutOfMemoryError:
                     return [], 0
         return measured, part.real
@@ -836,6 +857,11 @@ class PrivateStep(Step):
         """Divide batches into parts as a stopped training run did."""
         self.parts.restore(layout)
         self._ahead = None
+
+
+def part_to_measure(parts: Sequence[Part], is_captured: Callable[[Part], bool], step: int) -> Part | None:
+    """Return the fullest part: of captured parts in even steps and of eager ones in odd steps, if there are both."""
+    return max(parts, key=lambda part: (is_captured(part) == (step % 2 == 0), part.real), default=None)
 
 
 @contextmanager

@@ -34,8 +34,9 @@ class Taken:
     """What a private step did, for the audit of its owner.
 
     `units` are the units that it drew, of `count` in all; `rows` are the number of their rows, and the number of rows
-    that entered the sum. `measure(scales)` computes a part of the batch again, by the same code, with the loss of one
-    of its units multiplied by each of these numbers. It returns the protected sums and the number of units in the part.
+    that entered the sum. `measure(scales)` computes a part of the batch again, by the same code or graph, with the loss
+    of one of its units multiplied by each of these numbers. It returns the protected sums and the number of units in
+    the part.
 
     Guarantee: none. It is private: a step is amplified only if nobody learns which units it drew.
     """

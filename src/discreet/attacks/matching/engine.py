@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from discreet.attacks.base import GradientAttack, TimeLimit
+from discreet.attacks.base import GradientAttack, TimeLimit, check_search
 from discreet.attacks.encoder_layers import dissect, model_of
 from discreet.attacks.matching.candidate_gradients import Imitation
 from discreet.attacks.matching.lbfgs import minimise
@@ -324,8 +324,7 @@ class SearchSettings:
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        for name in ("steps", "starts", "kept", "cycles"):
-            whole(name, getattr(self, name))
+        check_search(self, "steps", "starts", "kept", "cycles")
         for name in ("shuffles", "every"):
             whole(name, getattr(self, name), 0)
         whole("proposals", self.proposals, 2)
@@ -339,8 +338,6 @@ class SearchSettings:
             *(("prunings", p) for p in self.prunings),
         ):
             probability(name, value)
-        if self.seconds is not None:
-            positive("seconds", self.seconds, "It is the time for the whole search.")
 
 
 @dataclass(frozen=True, kw_only=True)

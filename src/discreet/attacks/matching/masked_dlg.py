@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, grad_and_value, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from discreet.attacks.base import GradientAttack, TimeLimit
+from discreet.attacks.base import GradientAttack, TimeLimit, check_search
 from discreet.attacks.encoder_layers import dissect, encoder_inputs, reject_pairs
 from discreet.attacks.matching.lbfgs import Objective, minimise
 from discreet.attacks.matching.problems import Problems, Vocabulary
@@ -77,13 +77,10 @@ class MaskedDLG(GradientAttack):
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        for name in ("inputs", "history", "steps"):
-            whole(name, getattr(self, name))
+        check_search(self, "inputs", "history", "steps")
         whole("restarts", self.restarts, 0)
         positive("rate", self.rate)
         non_negative("enough", self.enough)
-        if self.seconds is not None:
-            positive("seconds", self.seconds, "It is the time for the whole search.")
 
     def run(self, seen: GradientRelease, knows: Knowledge, rng: Rng) -> Guess:
         """Return the guess, with mask, weights, distance and number of restarts in `details`.

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from discreet.attacks.base import Need, TimeLimit
+from discreet.attacks.base import Need, TimeLimit, check_search
 from discreet.attacks.matching.engine import SearchingAttack, guess_of, prior_of, set_up
 from discreet.attacks.matching.lamp_tag_dlg import LOSSES
 from discreet.attacks.matching.objective import Objective, chunk_size
@@ -200,8 +200,7 @@ class WordDraws(SearchingAttack):
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        for name in ("rounds", "texts", "parents", "choices"):
-            whole(name, getattr(self, name))
+        check_search(self, "rounds", "texts", "parents", "choices")
         whole("polish", self.polish, 0)
         for name in ("moved", "last_share", "memory"):
             probability(name, getattr(self, name))
@@ -213,8 +212,6 @@ class WordDraws(SearchingAttack):
             raise invalid(
                 "parents", self.parents, f"<= texts={self.texts}", "Sample more texts, or keep fewer parents."
             )
-        if self.seconds is not None:
-            positive("seconds", self.seconds, "It is the time for the whole search.")
 
     def run_many(self, releases: Sequence[GradientRelease], knows: Knowledge, rng: Rng) -> list[Guess]:
         """Return the texts behind several releases of one batch size, attacked together."""

@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from discreet.attacks.base import GradientAttack, TimeLimit
+from discreet.attacks.base import GradientAttack, TimeLimit, check_search
 from discreet.attacks.encoder_layers import Anatomy, dissect, model_of, reject_pairs
 from discreet.attacks.span.sentence_search import Budget, Check, Choices, Sentence, grow, penalize_used, search
 from discreet.attacks.span.spans import Span, is_informative, shares, span_of, token_sets
-from discreet.core.errors import non_negative, positive, whole
+from discreet.core.errors import non_negative, positive
 from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, Guess, Knowledge
 from discreet.models.base import TextModel
@@ -64,10 +64,7 @@ class Dager(GradientAttack):
         positive("sentence_distance", self.sentence_distance)
         positive("rate", self.rate)
         non_negative("rounding", self.rounding)
-        for name in ("starts", "steps", "sweeps", "rounds", "all_at_most", "beginnings"):
-            whole(name, getattr(self, name))
-        if self.seconds is not None:
-            positive("seconds", self.seconds, "It is the time for one release; leave it out to let the search finish.")
+        check_search(self, "starts", "steps", "sweeps", "rounds", "all_at_most", "beginnings")
 
     def run(self, seen: GradientRelease, knows: Knowledge, rng: Rng) -> Guess:
         """Return the sentences of a batch; those confirmed by both checks come first.

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from discreet.attacks.base import GradientAttack, TimeLimit
+from discreet.attacks.base import GradientAttack, TimeLimit, check_search
 from discreet.attacks.encoder_layers import Anatomy, dissect, model_of
 from discreet.attacks.span.sentence_search import Budget, Check, Checks, Choices, Sentence, penalize_used, search
 from discreet.attacks.span.spans import Span, nearest_tokens, span_of
-from discreet.core.errors import UnsupportedError, non_negative, positive, whole
+from discreet.core.errors import UnsupportedError, non_negative, positive
 from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, Guess, Knowledge
 from discreet.models.base import TextModel
@@ -51,14 +51,11 @@ class Subspace(GradientAttack):
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        for name in ("choices", "starts", "steps", "sweeps"):
-            whole(name, getattr(self, name))
+        check_search(self, "choices", "starts", "steps", "sweeps")
         positive("rate", self.rate)
         non_negative("sharpness", self.sharpness)
         non_negative("rounding", self.rounding)
         non_negative("tolerance", self.tolerance)
-        if self.seconds is not None:
-            positive("seconds", self.seconds)
 
     def run(self, seen: GradientRelease, knows: Knowledge, rng: Rng) -> Guess:
         """Return one sentence per length, closest first; `details` has token ids, distances and ranks."""

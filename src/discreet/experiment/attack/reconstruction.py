@@ -82,7 +82,7 @@ class Attacked:
 def read_each(
     request: AttackRequest, attack: Attack, releases: Releases, metrics: Sequence[str], callbacks: Callbacks
 ) -> Findings:
-    """Attack releases one after the other, as many as the requested examples need, and score the guesses.
+    """Attack releases one after the other and score the guesses; their source ends after the requested texts.
 
     Guarantee: none for the result, which holds private texts; it states the guarantee of one release.
     """
@@ -103,8 +103,6 @@ def read_each(
         examples += scored
         for example in scored:
             callbacks.watch(example)
-        if len(examples) >= request.examples:
-            break
     if not examples:
         examples, facts = releases.unread(metrics)
     return Findings(

@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,7 @@ from discreet.federated.run import SERVER, SETTINGS, client_folder
 from discreet.federated.server import Schedule
 from discreet.federated.settings import GRADIENTS, Federation
 from discreet.metrics.intervals import rate_of
+from discreet.metrics.table import METRICS
 from discreet.models.base import TextModel
 from discreet.protections.base import Conditions
 from discreet.protections.dp_sgd import DPSGD
@@ -90,7 +92,7 @@ class Recorded(Source):
         if attack.sees is not GradientRelease:
             raise UnsupportedError(f"Expected an attack on gradients, got {attack.label}. Clients send gradients.")
         if isinstance(attack, OneOfN):
-            return _identify(request, self, self.observed())
+            return _identify(request, self)
         releases = MessageReleases(request, self, callbacks.should_stop)
         return read_each(request, attack, releases, metrics_for(attack, request.metrics), callbacks)
 
@@ -194,6 +196,21 @@ class Recorded(Source):
         seen = GradientRelease(one.gradients, batch_size=size, divisor=float(size), noise_std=self.noise(one))
         return seen, self.model
 
+    def releases(self) -> Iterator[Attacked]:
+        """Yield the gradients of the view that hold rows, at the weights of their rounds."""
+        for number, one in enumerate(self.observed()):
+            truth = self.truth(one)
+            if len(truth):
+                seen, model = self.release(one)
+                yield Attacked(number, seen, Knowledge(model, defence=self.settings.protect), model, truth)
+
+    def facts(self, one: Attacked) -> dict[str, Any]:
+        """Return the size of a gradient, the protection, and what the view knows."""
+        assert isinstance(one.seen, GradientRelease)
+        protect, size = self.settings.protect, one.seen.batch_size
+        facts = release_facts(one.seen, one.model, _ORIGIN, protect, batch_size=size, steps=1)
+        return {**facts, "view": self.view, "given": attacker_inputs(one.seen, one.knows, (), "", False)}
+
     def noise(self, one: Observed) -> float:
         """Return the public standard deviation of the noise in a recorded gradient."""
         if self.settings.protect is None or not self.settings.protect.samples_units:
@@ -224,28 +241,32 @@ class MessageReleases(Releases):
     should_stop: Callable[[], bool]
 
     def each(self) -> Iterator[Attacked]:
-        """Yield every gradient that holds rows, at the weights of its round."""
-        for number, one in enumerate(self.recorded.observed()):
-            if number and self.should_stop():
+        """Yield gradients until they hold the requested texts."""
+        texts = 0
+        for one in self.recorded.releases():
+            if texts and self.should_stop():
                 self.finished = False
                 return
-            truth = self.recorded.truth(one)
-            if len(truth):
-                seen, model = self.recorded.release(one)
-                knows = Knowledge(model, defence=self.recorded.settings.protect)
-                yield Attacked(number, seen, knows, model, truth)
+            yield one
+            texts += len(one.truth)
+            if texts >= self.request.examples:
+                return
 
     def facts(self, first: Attacked) -> dict[str, Any]:
         """Return the size of the gradient, the protection, and what the view knows."""
-        assert isinstance(first.seen, GradientRelease)
-        return _facts(self.recorded, first.seen, first.model, first.knows)
+        return self.recorded.facts(first)
 
     def unread(self, metrics: Sequence[str]) -> tuple[list[Example], dict[str, Any]]:
         """Return that every text stays unread, if the view holds nothing that can be read."""
         facts: dict[str, Any] = {"kind": "gradient", "view": self.recorded.view, "model": _ORIGIN, "batch_size": 0}
         facts |= {"steps": 1, "parameters": "no readable gradient", "numbers": 0, "known": [], "protection": None}
         facts["given"] = ["encrypted or masked bytes"]
-        return _unread(self.recorded, self.request.examples, metrics), facts
+        pairs = [METRICS[metric] for metric in metrics if METRICS[metric].pair]
+        texts = [text for split in self.recorded.splits.values() for text in split.texts]
+        return [
+            Example(text, "", {metric.name: metric.score("", text) for metric in pairs})
+            for text in texts[: self.request.examples]
+        ], facts
 
 
 def _together(name: str, parts: Sequence[Corpus]) -> Corpus:
@@ -255,20 +276,7 @@ def _together(name: str, parts: Sequence[Corpus]) -> Corpus:
     return Corpus(name, texts, labels=labels, label_names=parts[0].label_names)
 
 
-def _unread(recorded: Recorded, count: int, metrics: Sequence[str]) -> list[Example]:
-    from discreet.metrics.table import METRICS
-
-    texts = [text for split in recorded.splits.values() for text in split.texts][:count]
-    return [Example(text, "", {m: METRICS[m].score("", text) for m in metrics if METRICS[m].pair}) for text in texts]
-
-
-def _facts(recorded: Recorded, seen: GradientRelease, model: TextModel, knows: Knowledge) -> dict[str, Any]:
-    protect = recorded.settings.protect
-    facts = release_facts(seen, model, _ORIGIN, protect, batch_size=seen.batch_size, steps=1)
-    return {**facts, "view": recorded.view, "given": attacker_inputs(seen, knows, (), "", False)}
-
-
-def _identify(request: AttackRequest, recorded: Recorded, observed: Sequence[Observed]) -> Findings:
+def _identify(request: AttackRequest, recorded: Recorded) -> Findings:
     """Return how often the right one of n candidates is identified in recorded gradients.
 
     The attacker knows all other rows of a gradient and subtracts them. With TextHide a row does not add its own
@@ -280,14 +288,10 @@ def _identify(request: AttackRequest, recorded: Recorded, observed: Sequence[Obs
     clip = protect.clip_norm if isinstance(protect, DPSGD) else _NO_CLIP
     attack = replace(OneOfN(), clip_norm=clip)
     everyone = [(client, row) for client, split in recorded.splits.items() for row in range(len(split))]
-    for number, one in enumerate(observed):
-        truth = recorded.truth(one)
-        if trials >= request.examples:
-            break
-        if not len(truth):
-            continue
-        seen, model = recorded.release(one)
-        source = rng.fork("candidates", number).numpy("one-of-n")
+    for one in islice(recorded.releases(), request.examples):
+        seen, model, truth = one.seen, one.model, one.truth
+        assert isinstance(seen, GradientRelease)
+        source = rng.fork("candidates", one.number).numpy("one-of-n")
         target = int(source.integers(len(truth)))
         rest = [row for row in range(len(truth)) if row != target]
         left = {name: value.double() * seen.divisor for name, value in seen.gradients.items()}
@@ -303,9 +307,9 @@ def _identify(request: AttackRequest, recorded: Recorded, observed: Sequence[Obs
         candidates = _together("candidates", rows)
         alone = GradientRelease({name: value.float() for name, value in left.items()}, batch_size=1)
         knows = Knowledge(model, defence=protect, extra={"candidates": candidates})
-        guess = attack.run(alone, knows, rng.fork("attack", number))
+        guess = attack.run(alone, knows, rng.fork("attack", one.number))
         hits, trials = hits + (guess.indices[0] == place), trials + 1
-        facts = facts or _facts(recorded, seen, model, Knowledge(model, defence=protect))
+        facts = facts or recorded.facts(one)
     if not trials:  # nothing to read: a guess among the candidates
         raise UnsupportedError(
             f"Expected a gradient that view {recorded.view!r} can read, got none: they are encrypted or masked. "
