@@ -220,7 +220,7 @@ class PrivateTraining:
         `losses_of` must compute with the tensors of the part alone, which are on the model's device, and read no value
         back from it (`item`, `cpu`). Whatever else it reads, such as random numbers that are not torch's on the GPU,
         is fixed when the graph is captured. With `check`, which must be given the same function, units are tried again
-        in the graph, bit for bit.
+        in the graph, bit for bit. A training captures one function: a second `capture` with another one is rejected.
         """
         self._engine.capture(losses_of)
         return partial(self._take_captured, losses_of)
