@@ -41,7 +41,7 @@ from discreet.core.randomness import Rng, digest
 from discreet.data.batches import Part
 from discreet.integrations.account import LoopAccount
 from discreet.integrations.rows import Dataset, Handed, Rows
-from discreet.protections.base import Protection
+from discreet.protections.base import Protection, step_optimizer
 from discreet.training.changes import ChangeWatch
 from discreet.training.engine import Engine, Processes
 from discreet.training.independence import IndependenceCheck
@@ -661,7 +661,7 @@ class PrivateTraining:
         """Release the sums of the step and step the optimizer."""
         self._set_gradients()
         with self._watch.stepping(self._given_gradients(), self._compares_values(self.position)):
-            self._engine.step_optimizer(optimizer)
+            step_optimizer(optimizer)
         for parameter in self.parameters.values():
             parameter.grad = None
 

@@ -303,10 +303,6 @@ class Engine:
         set_gradients(self.parameters, released, self.size)
         self.abandon()
 
-    def step_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Step the optimizer with the protected gradients."""
-        step_optimizer(optimizer)
-
     def finish(self, optimizer: torch.optim.Optimizer) -> None:
         """Release the sums of the step and step the optimizer: as one graph where all parts were captured."""
         graphs = self.graphs
@@ -316,7 +312,7 @@ class Engine:
             return
         with self.stream():
             self.set_gradients(self.released(self.sums()))
-            self.step_optimizer(optimizer)
+            step_optimizer(optimizer)
 
     def _recorded(
         self,
@@ -747,7 +743,7 @@ class PrivateStep(Step):
         rows = len(self.units.of_units(units)[0]), count
         self.canaries.watch(Taken(step, planned.drawn, len(self.units), rows, partial(self.measure, units, step)))
         self.engine.set_gradients(released)
-        self.engine.step_optimizer(self.optimizer)
+        step_optimizer(self.optimizer)
         return loss, count
 
     def head_step(self) -> PrivateStep:
