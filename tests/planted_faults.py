@@ -38,7 +38,30 @@ class Fault:
         return ((self.snippet, self.replacement), *self.more)
 
 
+_ASKED_AT_RELEASE = (
+    "        self._processes.from_first(lambda: self.account.state())\n",
+    "        if self.caveats != self._stated:\n            self._processes.from_first(lambda: self.account.state())\n",
+)
 FAULTS = (
+    Fault(
+        "a fork of the process takes steps that the ledger holds already",
+        "            account.spend(self.plan.step_cost(step))\n",
+        '            if not account.ledger.holds(f"{account.run} {self.plan.step_cost(step)[1]}"):\n'
+        "                account.spend(self.plan.step_cost(step))\n",
+        ("test_a_fork_of_the_process_takes_no_step_with_the_same_noise",),
+        (_ASKED_AT_RELEASE,),
+    ),
+    Fault(
+        "a fork of the process releases a step that was begun before it",
+        *_ASKED_AT_RELEASE,
+        ("test_a_fork_in_the_middle_of_a_step_does_not_release_it",),
+    ),
+    Fault(
+        "a second function is computed by the graphs of the first",
+        "if self._losses_of not in (None, losses_of):",
+        "if self._losses_of is self:",
+        ("test_a_second_function_is_not_captured",),
+    ),
     Fault(
         "a part that the loop wrote into counts as checked",
         "checked = self._is_as_collated(opened) and checked\n",
