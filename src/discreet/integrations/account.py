@@ -76,7 +76,7 @@ class LoopAccount:
         self._secret = self._open_secret(secret)
         self._owns_ledger = not isinstance(ledger, Ledger)
         self._account: Account | None = None  # on rank 0
-        self._reserved = ""  # the name under which all planned steps are counted
+        self._reserved, self._end = "", 0  # the name under which planned steps are counted, and the first that is not
         self._people: Marks = np.zeros(0, dtype=np.uint64)  # whose rows are trained on; nobody is known yet
         self._entry: Entry | None = None  # in the record of these people
         self._ledger_name = processes.from_first(lambda: self._open_ledger(ledger))
@@ -115,7 +115,7 @@ class LoopAccount:
         """Count a step, before anything of it is drawn or computed; with the first one, all planned steps.
 
         The ledger is asked at every step, also for one that it holds: it rejects a fork of the process, whose noise
-        would be the same, and it is given the terms of a resumed training.
+        would be the same. `Ledger.spend` would take some percent of a short step, so it is for other steps alone.
         """
 
         def count() -> None:
@@ -131,8 +131,13 @@ class LoopAccount:
                 )
             if self._reserved != account.run:
                 self._reserved = account.run
-                account.reserve(map(self.plan.step_cost, range(step, self.plan.steps)))
-            account.spend(self.plan.step_cost(step))
+                self._end = step + account.reserve(map(self.plan.step_cost, range(step, self.plan.steps)))
+                if step < self._end:
+                    account.state()  # steps that were counted before a resume have its terms too
+            if step < self._end:
+                account.ledger.check_usable()
+            else:
+                account.spend(self.plan.step_cost(step))
 
         self._processes.from_first(count)
 
@@ -150,8 +155,11 @@ class LoopAccount:
         """
         flags = self._processes.any_of([caveat in self.caveats for caveat in Caveat])
         self.caveats = {caveat for caveat, is_set in zip(Caveat, flags, strict=True) if is_set}
-        self._processes.from_first(lambda: self.account.state())
-        self._stated = set(self.caveats)
+        if self.caveats != self._stated:
+            self._processes.from_first(lambda: self.account.state())
+            self._stated = set(self.caveats)
+        elif self._account is not None:
+            self._account.ledger.check_usable()
 
     def state(
         self, position: int, max_rows: int | None, model: nn.Module, optimizer: torch.optim.Optimizer | None
