@@ -38,7 +38,29 @@ class Fault:
         return ((self.snippet, self.replacement), *self.more)
 
 
+_ASKED_AT_RELEASE = (
+    "        elif self._account is not None:\n            self._account.ledger.check_usable()\n",
+    "",
+)
 FAULTS = (
+    Fault(
+        "a fork of the process takes steps that the ledger holds already",
+        "                account.ledger.check_usable()\n            else:\n",
+        "                pass\n            else:\n",
+        ("test_a_fork_of_the_process_takes_no_step_with_the_same_noise",),
+        (_ASKED_AT_RELEASE,),
+    ),
+    Fault(
+        "a fork of the process releases a step that was begun before it",
+        *_ASKED_AT_RELEASE,
+        ("test_a_fork_in_the_middle_of_a_step_does_not_release_it",),
+    ),
+    Fault(
+        "a second function is computed by the graphs of the first",
+        "if self._losses_of not in (None, losses_of):",
+        "if self._losses_of is self:",
+        ("test_a_second_function_is_not_captured",),
+    ),
     Fault(
         "a part that the loop wrote into counts as checked",
         "checked = self._is_as_collated(opened) and checked\n",

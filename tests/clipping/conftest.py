@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from tests.clipping import slow
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from discreet.clipping import Flat, Tape, clipped_sum, slow
+from discreet.clipping import Flat, Tape, clipped_sum
 
 logging.getLogger("transformers").setLevel(logging.ERROR)
 SIZES = {

@@ -4,9 +4,10 @@ import math
 
 import pytest
 import torch
+from tests.clipping import slow
 from torch import Tensor, nn
 
-from discreet.clipping import Automatic, Flat, PerLayer, Record, Tape, clipped_sum, slow
+from discreet.clipping import Automatic, Flat, PerLayer, Record, Tape, clipped_sum
 from discreet.core.errors import SettingError
 
 CLIPS = [Flat(0.5), PerLayer(0.5), Automatic(0.5)]

@@ -4,9 +4,10 @@ import itertools
 
 import pytest
 import torch
+from tests.clipping import slow
 from torch import Tensor, nn
 
-from discreet.clipping import Tape, slow
+from discreet.clipping import Tape
 from discreet.core.errors import UnsupportedError
 
 UNITS = [None, torch.tensor([0, 1, 0, 2, 2])]

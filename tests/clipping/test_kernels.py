@@ -2,13 +2,13 @@
 
 import pytest
 import torch
+from tests.clipping import slow
 from torch.nn import functional as F
 
-from discreet.clipping import Flat, Tape, clipped_sum, kernels, norms, slow
+from discreet.clipping import Flat, Tape, clipped_sum, kernels, norms
+from discreet.core.first_test import has_triton
 
-pytestmark = pytest.mark.skipif(
-    not (torch.cuda.is_available() and kernels.installed()), reason="needs a GPU and Triton"
-)
+pytestmark = pytest.mark.skipif(not (torch.cuda.is_available() and has_triton()), reason="needs a GPU and Triton")
 DTYPES = [torch.bfloat16, torch.float32]
 
 

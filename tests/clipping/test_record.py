@@ -2,10 +2,11 @@
 
 import pytest
 import torch
+from tests.clipping import slow
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from discreet.clipping import Flat, Tape, clipped_sum, slow
+from discreet.clipping import Flat, Tape, clipped_sum
 from discreet.clipping.slots import vector_sizes
 from discreet.core.errors import SettingError, UnsupportedError
 

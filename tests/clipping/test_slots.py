@@ -2,10 +2,11 @@
 
 import pytest
 import torch
+from tests.clipping import slow
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from discreet.clipping import Flat, Tape, clipped_sum, kernels, record, slots, slow
+from discreet.clipping import Flat, Tape, clipped_sum, kernels, record, slots
 from discreet.clipping.slots import Units, Weights
 
 

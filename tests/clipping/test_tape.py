@@ -8,10 +8,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.clipping import slow
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from discreet.clipping import Flat, Record, Tape, clipped_sum, slow
+from discreet.clipping import Flat, Record, Tape, clipped_sum
 from discreet.core.errors import UnsupportedError
 
 CLOSE = 1e-5

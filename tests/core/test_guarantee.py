@@ -1,9 +1,10 @@
+import dataclasses
 import json
 import math
 
 import pytest
 
-from discreet.core.errors import SettingError
+from discreet.core.errors import DataError, SettingError
 from discreet.core.guarantee import Adjacency, Guarantee, strength
 
 
@@ -47,3 +48,11 @@ def test_a_large_epsilon_is_called_what_it_is(epsilon: float, word: str | None) 
     assert ("weak guarantee" in promise.sentence()) == (word == "weak")
     assert ("no practical protection" in promise.sentence()) == (word == "no practical")
     assert promise.as_dict()["strength"] == strength(epsilon).value
+
+
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(Guarantee)])
+def test_stored_values_that_lack_one_are_rejected_by_its_name(name: str) -> None:
+    values = Guarantee(3.0, 1e-5, "note", Adjacency.ADD_REMOVE, "pld").as_dict()
+    assert Guarantee.from_dict(values).as_dict() == values
+    with pytest.raises(DataError, match=rf"Expected {name} in a stored guarantee"):
+        Guarantee.from_dict({key: value for key, value in values.items() if key != name})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ from discreet.accounting.interpret import epsilon as epsilon_of
 from discreet.core.errors import DataError, LedgerError, UnsupportedError
 from discreet.core.guarantee import Caveat, Guarantee
 from discreet.integrations.torch import PrivateTraining
+from discreet.runs.people import People
 
 UNITS, STEPS = 24, 3
 NOISE = DPSGD(noise_multiplier=2.0, clip_norm=0.5)
@@ -133,6 +135,63 @@ def test_a_second_training_in_the_same_ledger_states_both(form: str, tmp_path: P
     assert is_true(form, first.guarantee, first)
     assert is_true(form, second.guarantee, second, taken=2 * STEPS)
     assert Ledger.read(tmp_path / "ledger.jsonl").spends == 2 * STEPS
+
+
+def forked(function: Callable[[], object]) -> type[BaseException] | None:
+    """Call a function in a fork of this process; return what it raised: a LedgerError, something else, or nothing."""
+    kinds: tuple[type[BaseException] | None, ...] = (None, LedgerError, BaseException)
+    child = os.fork()
+    if child == 0:
+        code = 0
+        try:
+            function()
+        except LedgerError:
+            code = 1
+        except BaseException:
+            code = 2
+        finally:
+            os._exit(code)
+    return kinds[os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])]
+
+
+@door("step", "again", REJECTED)
+@door("capture", "again", REJECTED)
+@door("gradients", "again", REJECTED)
+@door("record", "again", REJECTED)
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes cannot be forked here")
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_a_fork_of_the_process_takes_no_step_with_the_same_noise(form: str, in_memory: bool, tmp_path: Path) -> None:
+    net = Net()
+    optimizer = sgd(net)
+    with make(net, tmp_path, **{"ledger": None} if in_memory else {}) as private:
+        private.check(net.losses, rows(4, seed=5))
+        loop = steps(form, private, optimizer, net.losses, rows())
+        next(loop)
+        before = copy.deepcopy(net.state_dict())
+        assert forked(lambda: next(loop)) is LedgerError
+        assert all(torch.equal(before[name], one) for name, one in net.state_dict().items())
+        assert len(list(loop)) == STEPS - 1
+    assert is_true(form, private.guarantee, private)
+
+
+@door("step", "again", REJECTED)
+@door("record", "again", REJECTED)
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes cannot be forked here")
+@pytest.mark.parametrize("form", ["step", "record"])
+def test_a_fork_in_the_middle_of_a_step_does_not_release_it(form: str, tmp_path: Path) -> None:
+    net = Net()
+    optimizer = sgd(net)
+    with make(net, tmp_path, batch_size=UNITS) as private:
+        private.check(net.losses, rows(4, seed=5))
+        if form == "record":
+            private.accumulate(net.losses, batch=default_collate(rows()[:8]))
+            assert forked(lambda: private.release(optimizer)) is LedgerError
+            private.release(optimizer)
+        for _ in private.batches(rows(), max_rows=UNITS):
+            if form == "step":
+                assert forked(lambda: private.step(net.losses, optimizer)) is LedgerError
+            private.step(net.losses, optimizer)
 
 
 @door("step", "stop", CERTIFIED)
@@ -289,9 +348,12 @@ def test_steps_that_are_taken_again_from_other_weights_are_counted_again(form: s
     first = private._source
     same = trained(form, tmp_path, lambda *_: True, state=state, secret=secret)
     assert is_true(form, same.guarantee, same) and same._source.seed() == first.seed()
+    records = [one.assumptions for one in People().records()]
+    for texts in (same.guarantee.assumptions, Ledger.read(tmp_path / "ledger.jsonl").terms.assumptions, *records):
+        assert sum("resumed" in text for text in texts) == 1
     other = trained(form, tmp_path, net=Net(seed=1), state=state, secret=secret)
     assert is_true(form, other.guarantee, other, taken=2 * STEPS) and other._source.seed() != first.seed()
-    assert any("resumed" in text for text in same.guarantee.assumptions)
+    assert len(records) == 1
 
 
 @door("step", "edit", REJECTED)

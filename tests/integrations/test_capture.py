@@ -17,9 +17,13 @@ from torch.nn import functional as F
 
 from discreet import DPSGD, DirDPSGD, Rng, make_private
 from discreet.core.device import constants_in, mapped, tensors_in
+from discreet.core.errors import UnsupportedError
 from discreet.core.guarantee import Caveat
+from discreet.data.batches import Batch
 from discreet.integrations.torch import PrivateTraining
 from discreet.training import independence
+from discreet.training.capture import Captured, Lane
+from discreet.training.steps import GraphedStep
 
 ROWS = 24
 NOISE = DPSGD(noise_multiplier=0.5, clip_norm=0.5)
@@ -139,6 +143,48 @@ def test_directions_are_never_captured() -> None:
     model = Net()
     with make_private(model, DirDPSGD.for_model(model, 50.0), units=ROWS, batch_size=8, steps=6) as private:
         assert not private._engine.capture(lambda part: model(part["x"]).sum(1), Graphs())
+
+
+@pytest.mark.parametrize("graphs", [None, Graphs()])
+def test_a_second_function_is_not_captured(graphs: Graphs | None) -> None:
+    model = Net()
+
+    def first(part: dict[str, Tensor]) -> Tensor:
+        return F.cross_entropy(model(part["x"]), part["y"], reduction="none")
+
+    def second(part: dict[str, Tensor]) -> Tensor:
+        return 2 * first(part)
+
+    with make_private(model, NOISE, units=ROWS, batch_size=8, steps=6) as private:
+        private._engine.capture(first, graphs)
+        known = private._engine.graphs
+        with pytest.raises(UnsupportedError, match="another one"):
+            private._engine.capture(second, graphs)
+        with pytest.raises(UnsupportedError, match="another one"):
+            private.capture(second)
+        private.capture(first)
+        assert private._engine.graphs is known and (known is None or known.losses_of is first)
+
+
+def test_a_graph_rejects_what_it_was_not_captured_with() -> None:
+    model, inputs = Net(), (torch.zeros(2, 5), torch.zeros(2, dtype=torch.int64))
+    with make_private(model, NOISE, units=ROWS, batch_size=8, steps=6) as private:
+        lane = Lane(private.tape, private.protect, torch.device("cpu"), Graphs())
+        captured = Captured(lane, inputs, torch.ones(2), lambda: None, (), set(), True)
+        lane.run(captured, [torch.ones(2, 5), torch.ones(2, dtype=torch.int64)], torch.ones(2))
+        assert all(bool((one == 1).all()) for one in inputs)
+        for other in ([torch.ones(2, 4), inputs[1]], [inputs[0], torch.ones(2)], [inputs[0]]):
+            with pytest.raises(RuntimeError, match="shapes and types"):
+                lane.run(captured, other, torch.ones(2))
+
+
+def test_a_plain_step_rejects_a_batch_of_other_types_than_its_graph() -> None:
+    step: Any = lambda batch: batch.inputs["x"].sum() + batch.targets.sum()  # noqa: E731
+    take = GraphedStep(step, Graphs())
+    for _ in range(3):
+        assert float(take(Batch({"x": torch.ones(2, 3)}, torch.ones(2)))) == 8
+    with pytest.raises(RuntimeError, match="shapes and types"):
+        take(Batch({"x": torch.ones(2, 3, dtype=torch.float64)}, torch.ones(2)))
 
 
 def test_a_batch_keeps_its_form_and_what_is_no_tensor_is_part_of_its_shape() -> None:

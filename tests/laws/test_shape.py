@@ -148,7 +148,6 @@ def test_parts_of_a_private_step_are_recorded_in_one_module() -> None:
         "training.capture": "inside of a graph that the engine replays",
         "training.independence": "made-up rows",
         "clipping.independence": "made-up rows",
-        "clipping.slow": "the slow twin",
         "releases.gradient": "a release that is not a step of a training",
         "audit.protections": "a release that is not a step of a training",
         "explorer.typed": "gradients of a typed sentence, for a page",

@@ -164,12 +164,12 @@ class Ledger:
 
         Guarantee: none on its own; `guarantee` returns that of all spends together.
         """
-        self._check_usable()
+        self.check_usable()
         if not isinstance(id, str) or not 0 < len(id) <= LONGEST_ID:
             raise invalid("id", id, f"a string of 1 to {LONGEST_ID} characters", "Name the run, the seed and the step.")
         text = event_to_json(event)
         with self._thread:
-            self._check_usable()
+            self.check_usable()
             tally = self._tally
             number, earlier = tally.texts.get(text), tally.ids.get(id)
             if earlier is not None and earlier != number:
@@ -202,10 +202,10 @@ class Ledger:
 
         Guarantee: none on its own; `guarantee` returns that of all spends together.
         """
-        self._check_usable()
+        self.check_usable()
         listed = [(event_to_json(event), event, name) for event, name in spends]
         with self._thread:
-            self._check_usable()
+            self.check_usable()
             tally, new = self._tally, dict[str, tuple[str, Any]]()
             for text, event, name in listed:
                 known = tally.ids.get(name)
@@ -244,9 +244,9 @@ class Ledger:
 
         A new caveat or assumption is on disk when this returns, here and in `also`.
         """
-        self._check_usable()
+        self.check_usable()
         with self._thread:
-            self._check_usable()
+            self.check_usable()
             self._state(terms)
 
     def holds(self, id: str) -> bool:  # noqa: A002
@@ -262,6 +262,21 @@ class Ledger:
         (True, False)
         """
         return id in self._tally.ids
+
+    def check_usable(self) -> None:
+        """Raise LedgerError in a fork of the process, after `close`, or after an interrupted spend; it is cheap."""
+        if os.getpid() != self._process:
+            raise LedgerError(
+                f"Expected to spend in process {self._process}, which opened the ledger, got its fork {os.getpid()}. "
+                "Spend in the process that opened it."
+            )
+        if not self._open:
+            raise LedgerError("Expected an open ledger, got a closed one. Open it again.")
+        if not self._settled:
+            raise LedgerError(
+                "Expected the last spend to be complete. It was interrupted and may or may not be on disk. Open the "
+                "ledger again to read it."
+            )
 
     def remaining(self, event: Any) -> int:
         """Return how many more spends of an event the budget allows, at most ten million.
@@ -374,20 +389,6 @@ class Ledger:
     def _receipt(self, name: str, number: int, *, repeated: bool = False, spent_again: bool = False) -> Receipt:
         tally = self._tally
         return Receipt(name, tally.events[number], sum(tally.counts), repeated, spent_again, self.path is not None)
-
-    def _check_usable(self) -> None:
-        if os.getpid() != self._process:
-            raise LedgerError(
-                f"Expected to spend in process {self._process}, which opened the ledger, got its fork {os.getpid()}. "
-                "Spend in the process that opened it."
-            )
-        if not self._open:
-            raise LedgerError("Expected an open ledger, got a closed one. Open it again.")
-        if not self._settled:
-            raise LedgerError(
-                "Expected the last spend to be complete. It was interrupted and may or may not be on disk. Open the "
-                "ledger again to read it."
-            )
 
     def _write(self, line: bytes) -> None:
         # Unsettled until file and tally agree again, so that an interrupt in between is detected.

@@ -1,4 +1,4 @@
-"""Per-example gradient norms and clipped sums in one backward pass, and the slow loop that tests compare them with."""
+"""Per-example gradient norms and clipped sums in one backward pass; `tests/clipping/slow.py` proves them."""
 
 from discreet.clipping.independence import check_independent
 from discreet.clipping.record import Record

@@ -10,7 +10,6 @@ Before the kernels are used on a device for the first time, they must agree with
 from __future__ import annotations
 
 import functools
-import importlib.util
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -18,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from discreet.core.first_test import passes
+from discreet.core.first_test import has_triton, passes
 
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
 TILE = 64  # rows and columns of a Gram matrix that one program computes
@@ -31,15 +30,9 @@ SQUARES_TERMS = _BLOCK + _TURNS + 8  # upper bound on the terms added in float32
 Pairs = Sequence[tuple[Tensor, Tensor]]
 
 
-@functools.cache
-def installed() -> bool:
-    """Return whether Triton is installed."""
-    return importlib.util.find_spec("triton") is not None
-
-
 def usable(*tensors: Tensor) -> bool:
     """Return whether the kernels support these tensors: on CUDA, not differentiated, last dimension contiguous."""
-    if not (tensors[0].is_cuda and installed()):
+    if not (tensors[0].is_cuda and has_triton()):
         return False
     differentiates = torch.is_grad_enabled()
     for t in tensors:  # a loop, for this runs several times for every layer and step

@@ -1,9 +1,17 @@
-"""Run a self-test of a fast implementation before its first use."""
+"""Whether a fast implementation can be used: it is installed, and passes a self-test before its first use."""
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import warnings
 from collections.abc import Callable
+
+
+@functools.cache
+def has_triton() -> bool:
+    """Return whether Triton is installed."""
+    return importlib.util.find_spec("triton") is not None
 
 
 def passes(test: Callable[[], bool], what: str, instead: str) -> bool:

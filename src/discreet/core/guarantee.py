@@ -5,10 +5,10 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from discreet.core.errors import invalid, whole
+from discreet.core.errors import DataError, invalid, whole
 
 
 class Adjacency(enum.StrEnum):
@@ -241,7 +241,10 @@ class Guarantee:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Guarantee:
-        """Return a guarantee from the plain values of `as_dict`."""
+        """Return a guarantee from the plain values of `as_dict`; values that lack one of them are rejected."""
+        missing = [field.name for field in fields(cls) if field.name not in values]
+        if missing:
+            raise DataError(f"Expected {', '.join(missing)} in a stored guarantee, got none. Restore its file.")
         return cls(
             epsilon=math.inf if values["epsilon"] is None else float(values["epsilon"]),
             delta=float(values["delta"]),

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from discreet.accounting.ledger import Ledger, Terms
+from discreet.accounting.ledger import Ledger
 from discreet.core.errors import LedgerError, ModelError, UnsupportedError, invalid, setting
 from discreet.core.files import write_atomic
 from discreet.core.guarantee import CHOICE, Caveat
@@ -76,9 +76,7 @@ class LoopAccount:
         self._secret = self._open_secret(secret)
         self._owns_ledger = not isinstance(ledger, Ledger)
         self._account: Account | None = None  # on rank 0
-        self._reserved = ""  # the name under which all planned steps are counted
-        self._steps = range(0)  # those that the ledger holds under this name
-        self._terms: Terms | None = None  # as the ledger has them
+        self._reserved, self._end = "", 0  # the name under which planned steps are counted, and the first that is not
         self._people: Marks = np.zeros(0, dtype=np.uint64)  # whose rows are trained on; nobody is known yet
         self._entry: Entry | None = None  # in the record of these people
         self._ledger_name = processes.from_first(lambda: self._open_ledger(ledger))
@@ -114,11 +112,14 @@ class LoopAccount:
         self._processes.from_first(add)
 
     def spend(self, step: int) -> None:
-        """Count a step, before anything of it is drawn or computed; with the first one, all planned steps."""
+        """Count a step, before anything of it is drawn or computed; with the first one, all planned steps.
+
+        The ledger is asked at every step, also for one that it holds: it rejects a fork of the process, whose noise
+        would be the same. `Ledger.spend` would take some percent of a short step, so it is for other steps alone.
+        """
 
         def count() -> None:
             account = self.account
-            terms = account.terms
             if account.ledger.also is None:
                 self._entry = attach(
                     self.plan,
@@ -129,12 +130,14 @@ class LoopAccount:
                     command="make_private",
                 )
             if self._reserved != account.run:
-                self._reserved, self._steps, self._terms = account.run, range(0), terms
-                allowed = account.reserve(map(self.plan.step_cost, range(step, self.plan.steps)))
-                self._steps = range(step, step + allowed)
-            if step not in self._steps or terms != self._terms:
+                self._reserved = account.run
+                self._end = step + account.reserve(map(self.plan.step_cost, range(step, self.plan.steps)))
+                if step < self._end:
+                    account.state()  # steps that were counted before a resume have its terms too
+            if step < self._end:
+                account.ledger.check_usable()
+            else:
                 account.spend(self.plan.step_cost(step))
-                self._terms = terms
 
         self._processes.from_first(count)
 
@@ -146,12 +149,17 @@ class LoopAccount:
         return (public, *_ASSUMPTIONS, *resumed, *trusted)
 
     def state_caveats(self) -> None:
-        """Write into the ledger what turned out on any rank, before the step that it concerns is released."""
+        """Write into the ledger what turned out on any rank, before the step that it concerns is released.
+
+        The ledger is asked in any case: a fork of the process would release other sums with the same noise.
+        """
         flags = self._processes.any_of([caveat in self.caveats for caveat in Caveat])
         self.caveats = {caveat for caveat, is_set in zip(Caveat, flags, strict=True) if is_set}
         if self.caveats != self._stated:
             self._processes.from_first(lambda: self.account.state())
             self._stated = set(self.caveats)
+        elif self._account is not None:
+            self._account.ledger.check_usable()
 
     def state(
         self, position: int, max_rows: int | None, model: nn.Module, optimizer: torch.optim.Optimizer | None

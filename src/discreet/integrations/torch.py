@@ -41,7 +41,7 @@ from discreet.core.randomness import Rng, digest
 from discreet.data.batches import Part
 from discreet.integrations.account import LoopAccount
 from discreet.integrations.rows import Dataset, Handed, Rows
-from discreet.protections.base import Protection
+from discreet.protections.base import Protection, step_optimizer
 from discreet.training.changes import ChangeWatch
 from discreet.training.engine import Engine, Processes
 from discreet.training.independence import IndependenceCheck
@@ -220,7 +220,7 @@ class PrivateTraining:
         `losses_of` must compute with the tensors of the part alone, which are on the model's device, and read no value
         back from it (`item`, `cpu`). Whatever else it reads, such as random numbers that are not torch's on the GPU,
         is fixed when the graph is captured. With `check`, which must be given the same function, units are tried again
-        in the graph, bit for bit.
+        in the graph, bit for bit. A training captures one function: a second `capture` with another one is rejected.
         """
         self._engine.capture(losses_of)
         return partial(self._take_captured, losses_of)
@@ -661,7 +661,7 @@ class PrivateTraining:
         """Release the sums of the step and step the optimizer."""
         self._set_gradients()
         with self._watch.stepping(self._given_gradients(), self._compares_values(self.position)):
-            self._engine.step_optimizer(optimizer)
+            step_optimizer(optimizer)
         for parameter in self.parameters.values():
             parameter.grad = None
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib.util
 import math
 import struct
 from collections.abc import Iterable, Mapping
@@ -29,7 +28,7 @@ from numpy.random.bit_generator import ISeedSequence
 from torch import Tensor
 
 from discreet.core.errors import DataError
-from discreet.core.first_test import passes
+from discreet.core.first_test import has_triton, passes
 
 if TYPE_CHECKING:
     from discreet.core.randomness import Rng
@@ -274,15 +273,10 @@ _LOW, _WORD = np.uint64(0xFFFFFFFF), np.uint64(32)
 _trusted: dict[torch.device, bool] = {}
 
 
-@functools.cache
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
-
-
 def kernel_usable(like: Tensor) -> bool:
     """Return whether the kernel supports this tensor (float32 or float64 on CUDA) and passed its self-test."""
     fit = like.is_cuda and like.dtype in (torch.float32, torch.float64) and 0 < like.numel() < _LARGEST
-    if not fit or not _has_triton():
+    if not fit or not has_triton():
         return False
     if like.device not in _trusted:
         if torch.cuda.is_current_stream_capturing():

@@ -15,7 +15,7 @@ with a few more or fewer units. The total of a set of people is the largest tota
 contain this unit, composed. It is an upper bound for everyone in the set. Two units of different corpora with the same
 name and id count as one, which can only increase the total.
 
-Releases under different adjacencies are composed under the weakest of them, where `accounting.adjacency` has a bound.
+Releases under different adjacencies are composed under the weakest of them, where `interpret.restated` has a bound.
 The total is proven for releases whose number and costs were decided beforehand. If an earlier result decided whether to
 release again, or at what cost, it is the reading of an odometer, for which composition is not proven.
 

@@ -75,7 +75,7 @@ class Account:
     paid: bool = True
     run: str = ""
     caveats: set[Caveat] = field(default_factory=set)
-    limit: Ledger | None = None
+    limit: Ledger | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         """Open a ledger in memory for the budget, if the ledger does not enforce it."""

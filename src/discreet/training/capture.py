@@ -263,8 +263,9 @@ class PartGraphs:
         def values_of(batch: Any) -> list[Tensor]:
             if not graph:
                 graph.append(lane.capture(values))
-            if not fill(inputs, batch):
+            if not fits(inputs, batch):
                 return [torch.full((part.units,), float(next(others)))]  # of another shape: never the same bits
+            fill(inputs, batch)
             graph[0][1]()
             return graph[0][0]
 
@@ -364,11 +365,14 @@ def cuda_graphs(stream: torch.cuda.Stream | None = None) -> Capture[Any]:
     return capture
 
 
-def fill(inputs: Sequence[Tensor], batch: Any) -> bool:
-    """Copy the tensors of a batch into static ones, if they have the same shapes and types; return whether."""
-    values = list(tensors_in(batch))
-    if [(value.shape, value.dtype) for value in values] != [(one.shape, one.dtype) for one in inputs]:
-        return False
-    for one, value in zip(inputs, values, strict=True):
+def fits(inputs: Sequence[Tensor], batch: Any) -> bool:
+    """Return whether the tensors of a batch have the shapes and types of static ones."""
+    return [(value.shape, value.dtype) for value in tensors_in(batch)] == [(one.shape, one.dtype) for one in inputs]
+
+
+def fill(inputs: Sequence[Tensor], batch: Any) -> None:
+    """Copy the tensors of a batch into static ones, which a graph reads; raise if they do not fit."""
+    if not fits(inputs, batch):
+        raise RuntimeError("Expected a batch of the shapes and types that were captured. Its graph cannot compute it.")
+    for one, value in zip(inputs, tensors_in(batch), strict=True):
         one.copy_(value, non_blocking=True)
-    return True

@@ -176,6 +176,7 @@ class Engine:
         }
         self.graphs: PartGraphs | None = None
         self._end: StepEnd | None = None
+        self._losses_of: Losses | None = None  # that was captured
         self._processes = processes or Processes(alone=True)
         self._sum = PrivateSum(protect, tape)
         self._source, self._step, self._run = Rng(0), 0, ""
@@ -200,9 +201,15 @@ class Engine:
         """Compute parts as CUDA graphs from now on, if the device and the protection allow it; return whether.
 
         `how` captures; without it, nothing is captured but on a GPU. Parts of up to `most_lanes` shapes are computed at
-        the same time.
+        the same time. The graphs of a model compute one loss function: another one is rejected, on any device.
         """
-        if (self.device.type == "cuda" or how is not None) and not self.protect.draws_to_gather:
+        if self._losses_of not in (None, losses_of):
+            raise UnsupportedError(
+                "Expected the loss function of the first capture, got another one. Graphs compute the function that "
+                "they were captured with; take parts with another one by private.step(losses_of, optimizer)."
+            )
+        self._losses_of = losses_of
+        if self.graphs is None and (self.device.type == "cuda" or how is not None) and not self.protect.draws_to_gather:
             self.graphs = PartGraphs(self.tape, self.protect, losses_of, how, most_lanes)
             self._end = StepEnd(self.graphs, self.size, how)
         return self.graphs is not None
@@ -307,10 +314,6 @@ class Engine:
         set_gradients(self.parameters, released, self.size)
         self.abandon()
 
-    def step_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Step the optimizer with the protected gradients."""
-        step_optimizer(optimizer)
-
     def finish(self, optimizer: torch.optim.Optimizer) -> None:
         """Release the sums of the step and step the optimizer: as one graph where all parts were captured."""
         graphs = self.graphs
@@ -320,7 +323,7 @@ class Engine:
             return
         with self.stream():
             self.set_gradients(self.released(self.sums()))
-            self.step_optimizer(optimizer)
+            step_optimizer(optimizer)
 
     def _recorded(
         self,
@@ -483,7 +486,8 @@ class PrivateParts:
 
         `batch` are the rows of the part, if they were read before.
         """
-        rows, captured = batch or self.batch(part), self._captured.get(part.shape)
+        rows = self.batch(part) if batch is None else batch
+        captured = self._captured.get(part.shape)
         if captured is not None and not eager:
             self.engine.replay(captured, rows, part)
             return None
@@ -763,7 +767,7 @@ class PrivateStep(Step):
         units = planned.units
         rows = len(self.units.of_units(units)[0]), count
         self.canaries.watch(Taken(step, planned.drawn, len(self.units), rows, partial(self.measure, units, step)))
-        self.engine.step_optimizer(self.optimizer)
+        step_optimizer(self.optimizer)
         return loss, count
 
     def head_step(self) -> PrivateStep:

@@ -114,7 +114,7 @@ class HiddenStep(Step):
         return hidden_losses(self.model, self.protect, self.live, inputs, targets)
 
 
-def release_once(rows: Vectors, once: Once, account: Account) -> Vectors:
+def release_vectors(rows: Vectors, once: Once, account: Account) -> Vectors:
     """Return the released vectors; the cost is written to the ledger before the noise is used."""
     account.spend((once.event, "release"))
     vectors, targets = once(rows.vectors, rows.targets)
@@ -187,7 +187,7 @@ class StoredStep(OpenStep):
         source = secret.fork("release", run[:16]) if secret.is_secret else secret.fork("release")
         once = protect.once(owners, model.width, model.classes, source)
         account = Account(plan, ledger, secret, release=once, run=spend_name(run, secret, ledger))
-        rows = release_once(rows, once, account)
+        rows = release_vectors(rows, once, account)
         solved = solve_head(classifier_of(model, protect.name), rows, once)
         return cls(model, parts.optimizer, rows, plan, account=account, solved=solved)
 

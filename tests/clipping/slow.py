@@ -1,4 +1,4 @@
-"""Reference implementation: per-example gradients by plain autograd, one example at a time."""
+"""The slow twin of `discreet.clipping`: per-example gradients by plain autograd, one example at a time."""
 
 from __future__ import annotations
 
