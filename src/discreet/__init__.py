@@ -83,7 +83,6 @@ _PUBLIC = {
     "RepresentationRelease": "discreet.core.types",
     "Subspace": "discreet.attacks.span.subspace",
     "TextRelease": "discreet.core.types",
-    "UpdateRelease": "discreet.core.types",
     "AttackRequest": "discreet.experiment.attack.request",
     "BlindReconstruction": "discreet.attacks.representation.blind",
     "CausalPrior": "discreet.models.causal_prior",

@@ -70,16 +70,6 @@ class GradientRelease(Release):
 
 
 @dataclass(frozen=True)
-class UpdateRelease(Release):
-    """A client's change of weights after local training."""
-
-    kind: ClassVar[str] = "update"
-
-    updates: Mapping[str, torch.Tensor]
-    examples: int
-
-
-@dataclass(frozen=True)
 class ModelRelease(Release):
     """A trained model that anyone can query or inspect."""
 

@@ -6,8 +6,8 @@ about units, texts and classes before a training run.
 Guarantee: none. All of it is computed from private rows: it is for the owner, never for a run folder, a model card or a
 report.
 
-Every selection with a public seed (hold-out, subsampling, members, clients) depends, for each unit, only on its own
-identity. A permutation of all units would depend on how many there are: with one patient more or less, other patients
+Hold-out, subsampling by a share and the choice of members with a public seed depend, for each unit, only on its own
+identity. A permutation of all units would depend on how many there are: if one patient joined or left, other patients
 would change sides, and a guarantee for that one patient would not hold. So each unit has its own uniform number, a
 keyed hash of its identity, which is compared with a share; the sizes vary around the share. The key is public: a
 selection hides nothing, it is only independent of the other units.

@@ -19,8 +19,9 @@ difference.
 When a run stops may be decided by looking at its noisy models, by the server or by its owner. The cost of the steps so
 far is proven only for a number of steps that was fixed in advance, and a client cannot know whether the server will ask
 again. So all planned steps are in the ledger before the first update leaves (`PlannedLedger`), and each step that is
-taken uses one of them: a run that is cut short costs as much as its plan. Held-out rows have no noise, so the server
-gets their scores once in a run, for the weights of its first request at the end, and not at all if it sees only sums.
+taken uses one of them: a run that is cut short costs as much as its plan. No noise is added to the scores of held-out
+rows, so the server gets them once in a run, for the weights of its first request at the end, and not at all if it sees
+only sums.
 """
 
 from __future__ import annotations

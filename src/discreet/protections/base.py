@@ -5,9 +5,8 @@ strength, `DPSGD(noise_multiplier=1.1)`; `resolve` returns the protection that r
 units and the number of steps. Its random values (masks, partners, noise) come from a secret source and live in
 short-lived objects that do not show them in their repr.
 
-The private sum of a step is formed, released and applied here and nowhere else: `noise_of`, `PrivateSum`,
-`set_gradients` and `step_optimizer` serve training, own loops, federated clients, the releases that attacks read, and
-audits.
+`PrivateSum` forms and releases the sum of a step for training, own loops, federated clients, the releases that attacks
+read, and audits: the protection bounds what each unit adds, and adds the noise.
 """
 
 from __future__ import annotations

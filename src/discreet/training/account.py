@@ -1,7 +1,8 @@
 """The account of a run: its ledger, its limit, its secret, the name of its spends, and what its guarantee rests on.
 
 Every run that spends privacy has one: training with protected gradients, vectors or texts, a search for settings, a
-federated client, and a loop of a user's own. Nothing else writes spends of a training into a ledger.
+federated client, and a loop of a user's own. The planned spends of a federation are written by
+`federated.client.PlannedLedger`.
 """
 
 from __future__ import annotations

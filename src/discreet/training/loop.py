@@ -1,7 +1,7 @@
 """A training that is ready to take steps, and the loop that takes them, reports progress and writes checkpoints.
 
-The loop, a search for settings and a federated client open their trainings with `open_job`, which puts plan, rows,
-secret, ledger, account and identity together.
+The loop and a federated client begin with `open_job`, which puts plan, rows, secret, ledger, account and identity
+together. A search for settings runs the loop for each of its trials.
 """
 
 from __future__ import annotations

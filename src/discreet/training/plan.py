@@ -1,7 +1,7 @@
 """The plan of a training run: everything it needs and costs, decided once before the first step.
 
-Defaults, sampler, delta, steps, the budget of the ledger, and whether randomness is secret or fixed are chosen only
-here. A plan is a printable value: it never holds a secret or an open ledger.
+Defaults, sampler, delta, steps, the budget of the ledger, and whether randomness is secret or fixed are chosen here. A
+plan is a printable value: it never holds a secret or an open ledger.
 
 The public text that a protection mixes with, learns from or starts from is read here, and so are the checks before a
 training run and what its owner is warned of.

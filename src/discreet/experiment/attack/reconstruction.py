@@ -51,6 +51,10 @@ class Releases(ABC):
     def facts(self, first: Attacked) -> dict[str, Any]:
         """Return what the attacker sees and knows, as plain values, from the first release."""
 
+    def is_enough(self, examples: int) -> bool:
+        """Return whether so many scored examples are those that were requested, though there are more releases."""
+        return False
+
     def unread(self, metrics: Sequence[str]) -> tuple[list[Example], dict[str, Any]]:
         """Return the examples and facts of an attack to which no release was readable."""
         return [], {}
@@ -82,7 +86,7 @@ class Attacked:
 def read_each(
     request: AttackRequest, attack: Attack, releases: Releases, metrics: Sequence[str], callbacks: Callbacks
 ) -> Findings:
-    """Attack releases one after the other and score the guesses; their source ends after the requested texts.
+    """Attack releases one after the other and score the guesses; until there are enough examples.
 
     Guarantee: none for the result, which holds private texts; it states the guarantee of one release.
     """
@@ -103,6 +107,8 @@ def read_each(
         examples += scored
         for example in scored:
             callbacks.watch(example)
+        if releases.is_enough(len(examples)):
+            break
     if not examples:
         examples, facts = releases.unread(metrics)
     return Findings(

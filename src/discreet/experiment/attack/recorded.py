@@ -241,16 +241,16 @@ class MessageReleases(Releases):
     should_stop: Callable[[], bool]
 
     def each(self) -> Iterator[Attacked]:
-        """Yield gradients until they hold the requested texts."""
-        texts = 0
-        for one in self.recorded.releases():
-            if texts and self.should_stop():
+        """Yield every gradient that holds rows, at the weights of its round."""
+        for number, one in enumerate(self.recorded.releases()):
+            if number and self.should_stop():
                 self.finished = False
                 return
             yield one
-            texts += len(one.truth)
-            if texts >= self.request.examples:
-                return
+
+    def is_enough(self, examples: int) -> bool:
+        """Return whether the requested number of examples is scored: a run has more messages than anyone asks for."""
+        return examples >= self.request.examples
 
     def facts(self, first: Attacked) -> dict[str, Any]:
         """Return the size of the gradient, the protection, and what the view knows."""

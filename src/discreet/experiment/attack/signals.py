@@ -4,9 +4,9 @@ Reference models are trained for the attack, or are finished runs that the attac
 text. It names its source, its seed and how its rows were split, so its training rows are read again from there. An
 example counts as one that a run was trained on if its text, without case and spacing, or its unit is among them.
 
-The examples of a run that are members of the target as often as not, such as a random half of the same text, are known
-to the attacker: online attacks use them. A run that was trained on the target's own members more than on non-members is
-rejected, as its training rows say who is a member.
+If a run was trained on members and non-members of the target at the same rate, such as on a random half of the same
+text, the attacker knows which examples it was trained on, and online attacks use them. A run that was trained on
+members significantly more often than on non-members is rejected, because its training rows reveal who is a member.
 """
 
 from __future__ import annotations
