@@ -227,8 +227,8 @@ FAULTS = (
     ),
     Fault(
         "an audit accepts files of another run",
-        "if digest is not None and _digest(data) != digest:",
-        "if digest is not None and not data:",
+        "if _digest(data) != digest:",
+        "if not data:",
         ("test_a_file_of_the_audit_that_this_run_did_not_write_is_rejected",),
     ),
     Fault(

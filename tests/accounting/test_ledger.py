@@ -226,21 +226,21 @@ def test_changing_an_event_afterwards_changes_nothing(place: Path | None) -> Non
 
 
 @pytest.mark.parametrize(
-    ("setting", "other"),
+    ("setting", "other", "remedy"),
     [
-        ("unit", "author"),
-        ("adjacency", "replace-one"),
-        ("budget", Budget(3.0, 1e-6)),
-        ("budget", Budget(4.0, 1e-5)),
-        ("budget", None),
+        ("unit", "author", "unit"),
+        ("adjacency", "replace-one", "adjacency"),
+        ("budget", Budget(3.0, 1e-6), "delta"),
+        ("budget", Budget(4.0, 1e-5), "budget"),
+        ("budget", None, "budget"),
     ],
 )
-def test_units_adjacencies_and_budgets_are_not_mixed(tmp_path: Path, setting: str, other: object) -> None:
+def test_units_adjacencies_and_budgets_are_not_mixed(tmp_path: Path, setting: str, other: object, remedy: str) -> None:
     path = tmp_path / "ledger"
     settings = {"budget": Budget(3.0, 1e-5)}
     open_ledger(path, **settings).close()
     before = path.read_bytes()
-    with pytest.raises(LedgerError, match=f"Expected {setting} to be .*Open it with {setting}="):
+    with pytest.raises(LedgerError, match=f"Expected {remedy} to be .*(Open it with|Set) {remedy}="):
         open_ledger(path, **{**settings, setting: other})
     assert path.read_bytes() == before
     open_ledger(path, **settings).close()  # the refusal let go of the lock

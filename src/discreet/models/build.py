@@ -89,10 +89,13 @@ def matched_split(corpus: Corpus, model: TextModel, name: str) -> Corpus:
             f"Expected corpus to be a discreet.Corpus, got {type(corpus).__name__}. Make one with "
             "Corpus(name, texts, labels=labels), or read a file with discreet.load(path)."
         )
-    if model.task.is_language and corpus.is_pairs:
-        raise DataError("Expected single texts for a language model, got pairs. Join the two columns into one.")
-    corpus = matched(corpus, model)
-    if isinstance(model, Classifier) and model.settings.pairs == SEPARATE and not corpus.is_pairs:
+    if model.task.is_language:
+        if corpus.is_pairs:
+            raise DataError("Expected single texts for a language model, got pairs. Join the two columns into one.")
+        corpus = corpus.unlabelled()
+    elif corpus.task != model.task:
+        raise DataError(f"Expected data for {model.task}, got {corpus.task}. Name the label column.")
+    elif isinstance(model, Classifier) and model.settings.pairs == SEPARATE and not corpus.is_pairs:
         raise DataError(
             f"Expected pairs of texts in corpus {corpus.name!r}, which the model reads separately, got single texts. "
             "Name the column of the second text, or leave out how pairs are read."
