@@ -13,6 +13,7 @@ from sklearn.model_selection import cross_val_score
 
 import discreet
 from discreet import DPSGD, InstanceEncoding, LocalPrivacy, TextClassifier, TrainingPlan, TrainSettings
+from discreet.cli.main import main
 from discreet.core.errors import BudgetError, DataError, OutputError
 from discreet.core.guarantee import Adjacency
 from discreet.data.corpus import Corpus
@@ -145,3 +146,21 @@ def test_public_text_that_is_asked_for_is_used_or_missed(kind: type[Any], encode
     corpus = Corpus("toy", tuple(TEXTS), labels=tuple(i % 2 for i in range(60)))
     with pytest.raises(DataError, match="Expected the public text"):
         TrainingPlan.make(made.model_, corpus, protect=protect)
+
+
+def test_one_string_is_not_a_list_of_texts(encoder: str) -> None:
+    made = TextClassifier(encoder, part="head", train=QUICK).fit(TEXTS, LABELS)
+    for call in (made.predict, made.predict_proba, lambda texts: made.fit(texts, LABELS)):
+        with pytest.raises(DataError, match="list of texts, got one string"):
+            call("a good film")
+
+
+def test_a_saved_run_says_that_no_file_holds_its_text(
+    encoder: str, toy_csv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    TextClassifier(encoder, part="head", train=QUICK).fit(TEXTS, ["clinic", "ward"] * 30).save(tmp_path / "c1")
+    for words, option in (["evaluate", str(tmp_path / "c1")], "DATA"), (["attack", str(tmp_path / "c1")], "--data"):
+        assert main(words) == 2
+        error = capsys.readouterr().err
+        assert "texts given in Python" in error and f"name a file ({option})" in error
+    assert main(["evaluate", str(tmp_path / "c1"), str(toy_csv)]) == 0

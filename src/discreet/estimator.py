@@ -17,7 +17,7 @@ from discreet.core.files import check_digests, write_atomic
 from discreet.core.guarantee import Caveat, Guarantee
 from discreet.core.randomness import weights_digest
 from discreet.data.corpus import Corpus
-from discreet.data.sources import EACH_ROW, TextSource, unit_ids
+from discreet.data.sources import EACH_ROW, IN_PYTHON, TextSource, unit_ids
 from discreet.experiment.run import RunOptions, RunRequest, choose_model, train_once
 from discreet.models.classifier import classifier_of
 from discreet.models.settings import TrainSettings
@@ -28,7 +28,6 @@ from discreet.training.evaluate import predict
 if TYPE_CHECKING:
     from discreet.protections.base import Protection
 
-_SOURCE = "texts given in Python"
 _CLASSES = "classes"
 
 
@@ -88,7 +87,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             positive("budget", self.budget, "It limits the total epsilon of a unit over all its training runs.")
         corpus, names = self._corpus(texts, labels, groups)
         chosen = {"encoder": self.encoder, **({} if self.part is None else {"train": self.part})}
-        source = TextSource(_SOURCE, label_names=None if self.classes is None else corpus.label_names)
+        source = TextSource(IN_PYTHON, label_names=None if self.classes is None else corpus.label_names)
         request = RunRequest(
             source,
             choose_model(chosen, self.protect, source, corpus),
@@ -102,7 +101,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             ledger=None if self.ledger is None else Path(self.ledger),
             budget=self.budget,
             evaluated=False,
-            kept_at=_SOURCE,
+            kept_at=IN_PYTHON,
             say_again=_warn,
         )
         run = train_once(request, corpus=corpus, options=options)
@@ -114,7 +113,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def predict_proba(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
         """Return the probability of each class for each text, in the order of `classes_`."""
         check_is_fitted(self, "model_")
-        return predict(self.model_, Corpus("texts", tuple(texts))).values
+        return predict(self.model_, Corpus("texts", _texts(texts))).values
 
     def predict(self, texts: Sequence[str]) -> npt.NDArray[Any]:
         """Return the most likely class of each text."""
@@ -183,15 +182,22 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if unknown:
             raise DataError(f"Expected the label of row {unknown[0]} to be one of classes. Add it there.")
         corpus = Corpus(
-            _SOURCE,
-            tuple(texts),
+            IN_PYTHON,
+            _texts(texts),
             labels=tuple(place[value] for value in values.tolist()),
             label_names=tuple(map(str, names.tolist())),
-            units=None if groups is None else tuple(unit_ids(_values(groups), _SOURCE, "groups")),
+            units=None if groups is None else tuple(unit_ids(_values(groups), IN_PYTHON, "groups")),
             unit_name=EACH_ROW if groups is None else self.unit,
             names_read=self.classes is None,
         )
         return corpus, names
+
+
+def _texts(texts: Sequence[str]) -> tuple[str, ...]:
+    """Return texts as a tuple; one string would be as many texts as it has letters."""
+    if isinstance(texts, str):
+        raise DataError("Expected a list of texts, got one string. Put it into a list.")
+    return tuple(texts)
 
 
 def _values(groups: Any) -> list[Any]:

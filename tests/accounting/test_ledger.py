@@ -248,7 +248,7 @@ def test_units_adjacencies_and_budgets_are_not_mixed(tmp_path: Path, setting: st
 
 def test_a_budget_is_not_put_on_a_ledger_that_has_none(tmp_path: Path) -> None:
     open_ledger(tmp_path / "ledger").close()
-    with pytest.raises(LedgerError, match="budget=None"):
+    with pytest.raises(LedgerError, match="Open it without budget"):
         open_ledger(tmp_path / "ledger", budget=Budget(3.0, 1e-5))
 
 

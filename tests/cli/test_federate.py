@@ -114,3 +114,14 @@ def test_a_node_with_a_limit_stays_out_of_a_run_that_exceeds_it() -> None:
     assert with_own_settings(loose, 1, {"epsilon": 5.0, "delta": 1e-3}) == loose
     with pytest.raises(LedgerError, match="secret"):
         with_own_settings(dataclasses.replace(settings, noise_seed=0), 1, {"epsilon": 5.0})
+
+
+@pytest.mark.parametrize("option", ["--clients", "--local-steps"])
+@pytest.mark.parametrize("value", ["0", "-1"])
+def test_no_client_and_no_step_are_rejected(
+    toy_csv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str, value: str
+) -> None:
+    words = ["federate", str(toy_csv), "--exchange", "weights", "--in-process", "--out", str(tmp_path / "fed")]
+    assert main([*words, option, value]) == 2
+    assert f"Expected {option} to be an integer >= 1" in capsys.readouterr().err
+    assert not (tmp_path / "fed").exists()

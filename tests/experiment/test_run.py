@@ -94,3 +94,9 @@ def test_a_plan_of_the_request_is_executed(tiny_encoder: Callable[[str], Path], 
     model = model_for(request, corpus, torch.device("cpu"), options)
     plan = make_plan(request, model, corpus)
     assert train_once(request, corpus=corpus, model=model, plan=plan, options=options).finished
+
+
+def test_an_audit_without_canaries_is_rejected_by_its_name() -> None:
+    with pytest.raises(SettingError) as error:
+        train_once(RunRequest(TextSource("notes"), ModelSettings(), TrainSettings(), DPSGD(epsilon=3), audit=0))
+    assert error.value.setting == "audit"

@@ -677,8 +677,12 @@ class TestResume:
         with make_private(model, DPSGD(epsilon=3), **settings) as private:
             saved = self.run(model, dataset, private, stop=2)
         assert saved is not None
-        with make_private(model, DPSGD(epsilon=3), **settings) as private, pytest.raises(BudgetError):
+        with (
+            make_private(model, DPSGD(epsilon=3), **settings) as private,
+            pytest.raises(BudgetError, match="without the secret") as error,
+        ):
             self.run(model, dataset, private, saved)
+        assert ("secret", None) in error.value.settings
         assert Ledger.read(tmp_path / "l.jsonl").spends == 6
 
     def test_without_its_ledger_it_is_rejected(self, model: Net, dataset: TensorDataset, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from sample import write_sample
 
+from discreet.core.guarantee import Caveat
 from discreet.report.brief import Answer, brief_of, noise_words, people
 from discreet.report.figures import leakage_axis, short_label, utility_against_leakage
 from discreet.report.page import write_report
@@ -218,3 +219,22 @@ def test_an_estimate_is_marked_in_the_epsilons_of_releases(result: StudyResult) 
     row = adjacency_rows([dataclasses.replace(point, trials=(trial,))])[0]
     assert row["estimate"] and "an estimate, not a bound, because classes were read" in row["why"]
     assert not adjacency_rows([point])[0]["estimate"]
+
+
+def test_private_class_names_are_the_reason_where_nothing_is_proven(result: StudyResult) -> None:
+    """No setting keeps a ceiling if all guarantees are estimates; that is no reason for more noise."""
+
+    def estimate(point: Point) -> Point:
+        if point.guarantee is None:
+            return point
+        leakage = {name: dataclasses.replace(value, bound=None) for name, value in point.leakage.items()}
+        doubted = point.guarantee.with_caveats({Caveat.PRIVATE_CLASSES})
+        return dataclasses.replace(point, guarantee=doubted, leakage=leakage)
+
+    doubted = changed(dataclasses.replace(result, points=[estimate(point) for point in result.points]))
+    brief = brief_of(doubted)
+    assert brief.answer is Answer.OPEN and "names of the classes were read from private labels" in brief.sentence
+    assert "label_names" in brief.step and "(classes)" not in brief.sentence + brief.step
+    assert "stronger" not in brief.step
+    strict = brief_of(changed(doubted, ceiling=0.001))
+    assert strict.answer is Answer.NO and "label_names" in strict.step

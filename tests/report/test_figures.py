@@ -13,7 +13,17 @@ sys.path.insert(0, str(Path(__file__).parent))
 from sample import verdict
 
 from discreet.core.types import Trial
-from discreet.report.figures import Axis, Figure, Line, Mark, around, exposure_by_copies, most_of, number
+from discreet.report.figures import (
+    Axis,
+    Figure,
+    Line,
+    Mark,
+    around,
+    exposure_by_copies,
+    most_of,
+    number,
+    utility_against_leakage,
+)
 from discreet.study.file import Goal
 from discreet.study.frontier import Measured, Point
 
@@ -95,3 +105,16 @@ def test_the_axis_of_a_leakage_in_bits_is_longer_than_one() -> None:
     name = "one-of-n/identified"
     assert most_of([point("a", 0.3, 0.9)], name) == 1.0
     assert most_of([point("a", 7.0, 0.9)], name) > 7.01
+
+
+@pytest.mark.parametrize("utility", ["perplexity", "mean_squared_error"])
+@pytest.mark.parametrize("values", [(144.0, 131.0), (31000.0, 20.0)], ids=["near", "far"])
+def test_utilities_above_1_are_plotted(utility: str, values: tuple[float, float]) -> None:
+    points = [
+        Point(name, {"name": name}, {utility: Measured(v, 0.9 * v, 1.1 * v, 1, 100, v)}, {"min-k/auc": leak}, None)
+        for name, v, leak in zip("ab", values, (Measured(0.5, 0.4, 0.6, 1), Measured(0.6, 0.5, 0.7, 1)), strict=True)
+    ]
+    figure = utility_against_leakage(points, "min-k/auc", utility, None, 0.9)
+    assert "lower left" in figure.title and figure.y.log is (values[0] > 10 * values[1])
+    assert all(0 < figure.y.place(mark.y_low) < figure.y.place(mark.y_high) < 1 for mark in figure.marks)
+    ElementTree.fromstring(str(figure.svg("f")))

@@ -88,7 +88,7 @@ def test_an_unfinished_run_is_neither_lost_nor_invented(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match=r"Resume it \(resume=True\)"):
         workspace_of(tmp_path / "a", resume=False)
     assert workspace_of(tmp_path / "a", resume=True) == workspace
-    with pytest.raises(ModelError, match=r"unfinished: resume it \(resume=True, "):
+    with pytest.raises(ModelError, match="unfinished: resume it with the command"):
         load_run(tmp_path / "a")
 
 

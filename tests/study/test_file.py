@@ -123,3 +123,9 @@ def test_an_error_stays_of_its_kind() -> None:
         TextHide(masks=4, mix=4).check(1, 1)
     with pytest.raises(DataError, match="public corpus, found 3 rows"), spelled(in_study_file):
         raise DataError("public corpus, found 3 rows")
+
+
+def test_a_misspelled_attack_is_named_and_not_the_goal() -> None:
+    with pytest.raises(SettingError, match=r"Expected attacks\.name .*Did you mean 'one-of-n'") as error:
+        Study("a", {"source": "notes"}, ({"name": "none"},), ({"name": "one-off-n"},), Goal("one-of-n/identified", 0.1))
+    assert error.value.setting == "attacks.name"

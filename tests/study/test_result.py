@@ -10,6 +10,7 @@ import pytest
 
 import discreet
 from discreet.core.errors import DiscreetError, SettingError
+from discreet.runs.people import People
 from discreet.study import IncompleteError, Study, StudyResult, read_result, result, run
 from discreet.study.sweep import Standing
 
@@ -110,3 +111,16 @@ def test_misspelled_keys_of_an_attack_are_looked_up_among_its_own_settings_too(f
     file.write_text(text.replace("one-of-n/identified", "lamp/rouge_l"))
     with pytest.raises(SettingError, match="Did you mean 'steps'"):
         run(file, tmp_path / "s")
+
+
+@pytest.mark.parametrize("wrong", [{"workers": 0}, {"on": "nothing"}, {"out": "taken"}], ids=str)
+def test_a_study_that_is_rejected_for_its_settings_is_not_recorded(
+    file: Path, monkeypatch: pytest.MonkeyPatch, wrong: dict[str, Any]
+) -> None:
+    monkeypatch.setenv("DISCREET_HOME", str(file.parent / "home"))
+    taken = file.parent / "taken"
+    taken.mkdir()
+    (taken / "settings.toml").write_text("")
+    with pytest.raises(DiscreetError):
+        discreet.study.run(file, **{**wrong, **({"out": taken} if "out" in wrong else {})})
+    assert People().records() == []

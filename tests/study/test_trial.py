@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from discreet.core.errors import DataError, SettingError
+from discreet.core.guarantee import Caveat, Guarantee
 from discreet.study.grid import Planned
-from discreet.study.trial import run_trial
+from discreet.study.trial import of_the_setting, run_trial
 
 
 @pytest.mark.parametrize(("train", "proven"), [("head", True), ("all", False)])
@@ -186,3 +187,10 @@ def test_the_attacked_model_reads_pairs_as_the_trained_one(
         scene = trials.scene_of({**settings, "release": {"train": train}}, 0, "gradient")
         assert scene.model.settings.pairs == trained.pairs == "separate"
         assert scene.model.settings.head == trained.head and scene.model.settings.train == train
+
+
+def test_the_seed_of_a_trial_is_no_caveat_of_its_setting() -> None:
+    both = Guarantee(3.0, 1e-5, "row", "zero-out", "pld").with_caveats({Caveat.FIXED_SEED, Caveat.PRIVATE_CLASSES})
+    stated = of_the_setting(both)
+    assert stated.caveats == {Caveat.PRIVATE_CLASSES} and not stated.certified
+    assert stated.reason == Caveat.PRIVATE_CLASSES.sentence

@@ -422,10 +422,16 @@ def _check_budget(path: Path, stored: Budget | None, value: Budget | None) -> No
 
 def _check_same(path: Path, name: str, stored: object, value: object) -> None:
     if stored != value:
+        with_it = setting(name, stored.epsilon if isinstance(stored, Budget) else stored)
+        how = f"without {setting(name)}" if stored is None else f"with {with_it}"
         raise LedgerError(
-            f"Expected {name} to be {stored!r}, as in the ledger {str(path)!r}, got {value!r}. A ledger has one unit, "
-            f"one adjacency and one budget. Open it with {name}={stored!r}, or create another file."
+            f"Expected {name} to be {_words(stored)}, as in the ledger {str(path)!r}, got {_words(value)}. A ledger "
+            f"has one unit, one adjacency and one budget. Open it {how}, or create another file."
         )
+
+
+def _words(value: object) -> str:
+    return f"epsilon {value.epsilon} at delta {value.delta}" if isinstance(value, Budget) else repr(value)
 
 
 _CACHE_SIZE = 1024

@@ -12,7 +12,7 @@ from discreet.catalog import AGGREGATIONS
 from discreet.cli.options import CommonOptions, Json, SourceOptions, generated, parse_settings
 from discreet.cli.output import console, line, note, paragraph, stop_on_interrupt, training_bar, working
 from discreet.cli.train import print_utility, protection_of, show_result
-from discreet.core.errors import invalid, setting
+from discreet.core.errors import invalid, setting, whole
 from discreet.core.guarantee import in_digits
 from discreet.core.settings import option_field
 from discreet.core.task import Task
@@ -148,7 +148,8 @@ def settings_for(
         data, model, training, protect = _of_study(Path(target), options, model, training, protect)
     else:
         data = options.source(files[0] if files else target, source)
-    clients = options.clients or (len(files) if files else 4)
+    clients = (len(files) or 4) if options.clients is None else whole("clients", options.clients)
+    steps = (1 if options.exchange == GRADIENTS else 10) if options.local_steps is None else options.local_steps
     partition = options.partition or (FILES if files else None)
     if target == "app" and not files:
         task = Task.LM if data.task == "unlabelled" else Task(data.task or Task.CLASSIFICATION)
@@ -181,7 +182,7 @@ def settings_for(
         clients=clients,
         protect=protect,
         aggregation=aggregation_from_table(table_),
-        local_steps=options.local_steps or (1 if options.exchange == GRADIENTS else 10),
+        local_steps=steps,
         partition=partition,
         files=files,
         task=task,

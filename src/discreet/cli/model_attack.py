@@ -48,7 +48,7 @@ def attack_trained_model(
         value = getattr(options, option.name)
         if option.default is None and value is not None and option.name not in _FOR_MODELS:
             shown = ",".join(value) if isinstance(value, list) else value
-            remedy = "The model was trained on the run's own text, under its own protection."
+            remedy = "The run's own text, on which the model was trained under its own protection, is attacked."
             raise invalid(option.name, shown, f"left out for {name}, which attacks the trained model", remedy)
     runs: tuple[Path, ...] = ()
     if options.references_from:

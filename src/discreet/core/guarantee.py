@@ -144,7 +144,7 @@ _CAVEATS = {
     ),
     Caveat.PRIVATE_CLASSES: (
         "the names of the classes were read from private labels, and that a name exists may depend on one unit; names "
-        "that are set beforehand (classes) do not"
+        "that are set beforehand do not"
     ),
     Caveat.UNPLANNED_STEPS: (
         "more steps were asked for than planned, perhaps because of what earlier ones had released, and no budget "

@@ -132,6 +132,9 @@ class Columns:
         return Layout(self.separator, self.quoting)
 
 
+IN_PYTHON = "texts given in Python"  # a source that no file holds
+
+
 @dataclass(frozen=True)
 class TextSource:
     """A text source: a built-in name, a file, a folder of splits or the hub, with its columns and size.

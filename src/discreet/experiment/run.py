@@ -21,7 +21,7 @@ from discreet.audit.canaries import write as write_audit
 from discreet.audit.one_run import check_enough
 from discreet.audit.watch import Watch
 from discreet.core.device import find_device
-from discreet.core.errors import Message, UnsupportedError, invalid, one_of, setting
+from discreet.core.errors import Message, UnsupportedError, invalid, one_of, setting, whole
 from discreet.core.files import cannot_write
 from discreet.core.guarantee import Adjacency, Guarantee
 from discreet.core.randomness import Rng
@@ -87,6 +87,8 @@ class RunRequest(RunChoices):
 
     def check(self) -> None:
         """Reject choices that do not fit each other, before the text is read."""
+        if self.audit is not None:
+            whole("audit", self.audit)
 
     def work(self, model: TextModel, corpus: Corpus, say: Callable[[str], None]) -> Work:
         """Return what the run executes; warnings go to its owner."""

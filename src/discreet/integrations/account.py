@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from discreet.accounting.ledger import Ledger
-from discreet.core.errors import LedgerError, ModelError, UnsupportedError, invalid, setting
+from discreet.core.errors import BudgetError, LedgerError, ModelError, UnsupportedError, invalid, setting
 from discreet.core.files import write_atomic
 from discreet.core.guarantee import CHOICE, Caveat
 from discreet.core.randomness import Rng, digest
@@ -208,6 +208,15 @@ class LoopAccount:
         else:
             self.runs.append((self._new_name(), position))
         return position
+
+    def explained(self, error: BudgetError) -> BudgetError:
+        """Return the error of a first step, with the setting by which a resumed training counts no step twice."""
+        if self.repeats or len(self.runs) == 1:
+            return error
+        return BudgetError(
+            f"{error.message.marked} The training was resumed without the secret that it was started with, so "
+            f"its steps are counted again. Set {setting('secret')} to that file, or start with one next time."
+        )
 
     def confirm_weights(self, position: int, model: nn.Module) -> None:
         """Draw anew from this step on, before it is counted, unless the weights are those of the checkpoint.

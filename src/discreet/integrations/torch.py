@@ -600,9 +600,9 @@ class PrivateTraining:
     def _begin_within_budget(self) -> bool:
         try:
             self._begin()
-        except BudgetError:
+        except BudgetError as error:
             if not self._turn:  # also of a resumed training: what was lost, or not taken, is counted already
-                raise
+                raise self._account.explained(error) from None
             self.out_of_budget = self._account.ended = True
             return False
         return True

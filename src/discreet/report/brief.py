@@ -18,6 +18,7 @@ from discreet.report.words import (
     caveats_of,
     ceiling_words,
     constant_words,
+    may_keep_goal,
     measured_on,
     percent,
     percent_at_most,
@@ -25,7 +26,9 @@ from discreet.report.words import (
     released,
     size_words,
     unmeasured_goal,
+    unproven,
     verdict_of,
+    why_unproven,
 )
 from discreet.study.file import Goal
 from discreet.study.frontier import Measured, Point, proven_limit, safe_limit
@@ -122,6 +125,8 @@ def _answer(result: StudyResult) -> tuple[Answer, str]:
     if chosen is None:
         if unmeasured_goal(result.points, goal):
             return Answer.OPEN, "No answer: the trials do not measure what the goal is about."
+        if may_keep_goal(result):
+            return Answer.OPEN, f"No answer: {why_unproven(unproven(result))}."
         count = len(result.points)
         which = "the one setting tried does not keep" if count == 1 else f"none of the {count} settings tried keeps"
         return Answer.NO, f"No: {which} the rule and is useful. {_rule(result, goal)}"

@@ -14,8 +14,9 @@ from typing import Any
 from markupsafe import Markup, escape
 
 from discreet.core.guarantee import in_digits
+from discreet.metrics.utility import LOWER_IS_BETTER
 from discreet.report.words import at_most, ceiling_words, interval, metric_words, of_rows
-from discreet.study.frontier import Point, frontier
+from discreet.study.frontier import Measured, Point, frontier
 from discreet.study.grid import LESS_IS_MORE
 
 WIDTH, HEIGHT = 640.0, 400.0
@@ -293,14 +294,11 @@ def utility_against_leakage(
     """Return a plot of utility against leakage for all settings, with the frontier and the ceiling."""
     known = [p for p in points if leakage in p.leakage and utility in p.utility]
     series = series_of(points)
-    ys = [v for p in known for v in (p.utility[utility].low, p.utility[utility].high)]
     levels = [level for p in known if (level := p.utility[utility].chance) is not None]
-    ys += levels
-    low, high = around(ys or [0.0, 1.0], least=0.02)
     figure = Figure(
-        f"{utility} against {metric_words(leakage)}; the upper left corner is best",
+        f"{utility} against {metric_words(leakage)}; the {best_corner(utility)} corner is best",
         leakage_axis(known, leakage, ceiling),  # the attack and metric are in the heading above the figure
-        Axis(utility, max(low, 0.0) if min(ys or [0.0]) >= 0 else low, min(high, 1.0)),
+        utility_axis(utility, [p.utility[utility] for p in known]),
     )
     if ceiling is not None:
         ends = ((ceiling, figure.y.low), (ceiling, figure.y.high))
@@ -339,6 +337,21 @@ def utility_against_leakage(
             )
         )
     return figure
+
+
+def best_corner(utility: str) -> str:
+    """Return the corner of a plot of utility against leakage where both are best."""
+    return "lower left" if utility in LOWER_IS_BETTER else "upper left"
+
+
+def utility_axis(utility: str, measured: Sequence[Measured]) -> Axis:
+    """Return the axis of a utility: shares end at 0 and 1, and errors that differ by a factor of 10 are logarithmic."""
+    ys = [v for one in measured for v in (one.low, one.high, one.chance) if v is not None] or [0.0, 1.0]
+    least, most = min(ys), max(ys)
+    if utility in LOWER_IS_BETTER and 0 < WIDE * least <= most:
+        return Axis(f"{utility} (logarithmic)", *around(ys, log=True), log=True)
+    low, high = around(ys, least=0.02)
+    return Axis(utility, max(low, 0.0) if least >= 0 else low, min(high, 1.0) if most <= 1 else high)
 
 
 def leakage_axis(points: Sequence[Point], leakage: str, ceiling: float | None = None) -> Axis:

@@ -199,6 +199,7 @@ def _values(result: StudyResult, sentences: tuple[str, str, str], brief: Brief) 
         "leakages": result.leakages,
         "series": figures.series_of(result.points),
         "panels": panels,
+        "corner": figures.best_corner(result.utility),
         "roc": drawn(figures.roc_curves(result.points), "roc", result.points),
         "members": [
             {"name": name, "svg": figure.svg(f"members{number}"), "legend": legend(figure, result.points)}

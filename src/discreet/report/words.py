@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from discreet.core.guarantee import Guarantee, Strength, in_digits, strength, words_for_size
+from discreet.core.guarantee import Caveat, Guarantee, Strength, in_digits, strength, words_for_size
 from discreet.core.types import MODEL, TRAINING, UPDATE
 from discreet.metrics.table import METRICS, label_of
 from discreet.study.file import Goal
@@ -207,6 +207,43 @@ def unmeasured_goal(points: Sequence[Point], goal: Goal) -> bool:
     return not any(goal.leakage in point.leakage for point in points)
 
 
+def unproven(result: StudyResult) -> list[Point]:
+    """Return the settings of which nothing can be proven, so no ceiling on 1-of-n, because epsilon is an estimate."""
+    goal = result.goal
+    if goal is None or goal.ceiling is None or not goal.identifies:
+        return []
+    known = [p for p in result.points if goal.leakage in p.leakage and p.leakage[goal.leakage].bound is None]
+    return [p for p in known if p.guarantee is not None and p.guarantee.exists and not p.guarantee.certified]
+
+
+def may_keep_goal(result: StudyResult) -> bool:
+    """Return whether a useful setting is measured to keep the ceiling, and only a proof is missing."""
+    goal, utility = result.goal, result.utility
+    return goal is not None and any(
+        utility in p.utility
+        and not no_better_than_constant(p.utility[utility], utility)
+        and p.leakage[goal.leakage].value <= (goal.ceiling or 0)
+        for p in unproven(result)
+    )
+
+
+def why_unproven(points: Sequence[Point]) -> str:
+    """Return of which settings nothing can be proven, and why."""
+    because = "; ".join(dict.fromkeys(str(point.guarantee.reason) for point in points if point.guarantee is not None))
+    whose = f"the guarantee{'s' if len(points) > 1 else ''} of {', '.join(point.label for point in points)}"
+    return f"{whose} {'are estimates' if len(points) > 1 else 'is an estimate'}, because {because}"
+
+
+def _name_classes(points: Sequence[Point]) -> str:
+    """Return how a study names its classes, if they are why nothing can be proven of a setting."""
+    if all(point.guarantee is None or Caveat.PRIVATE_CLASSES not in point.guarantee.caveats for point in points):
+        return ""
+    return (
+        ". If the names of the classes were known without the data, set them in [data] of the study file "
+        '(label_names = ["A", "B"]), and run the study in another folder'
+    )
+
+
 def caveats_of(result: StudyResult) -> tuple[str, ...]:
     """Return everything that limits the recommendation of a study, in sentences; every output of a report shows all."""
     missing = len(result.failures)
@@ -285,7 +322,14 @@ def _advice(result: StudyResult) -> str:
             and utility in p.utility
             and limit_for(p, goal) <= goal.ceiling
         ]
+        estimates = unproven(result)
+        if estimates and may_keep_goal(result):
+            return (
+                f"No setting can be proven to keep the rule [{rule}]: epsilon is an estimate{_name_classes(estimates)}."
+            )
         enough = _enough_noise(goal, result.noise)
+        if estimates:
+            enough += f". More noise alone proves nothing: {why_unproven(estimates)}{_name_classes(estimates)}"
         if vain:
             return (
                 f"No setting is recommended for the rule [{rule}]: {', '.join(vain)} would keep it, but "

@@ -278,7 +278,9 @@ class Run:
 def workspace_of(out: Path, *, resume: bool) -> Path:
     """Return the folder in which a run with output `out` is prepared; reject an existing output or unfinished run."""
     if not out.name or out.name == "..":
-        raise OutputError(f"Expected out={str(out)!r} to name a new folder. Give it a name, such as runs/a.")
+        raise OutputError(
+            f"Expected {setting('out')} to name a new folder, got {str(out)!r}. Give it a name, such as runs/a."
+        )
     workspace = out.with_name(out.name + UNFINISHED)
     if out.exists():
         raise OutputError(
@@ -498,11 +500,8 @@ def load_run(folder: Path, device: torch.device | str = "cpu") -> Run:
     """
     if not (folder / "settings.toml").exists():
         unfinished = folder.with_name(folder.name + UNFINISHED)
-        hint = (
-            f"It is unfinished: resume it ({setting('resume', True)}, {setting('out', folder)})."
-            if unfinished.exists()
-            else "Check the path."
-        )
+        resume = "It is unfinished: resume it with the command that started it."
+        hint = resume if unfinished.exists() else "Check the path."
         raise ModelError(f"Expected a run folder at {str(folder)!r}. {hint}")
     forget_secrets(folder)  # a crash at the very end may have left them
     settings = read_settings(folder / "settings.toml")

@@ -153,6 +153,8 @@ class Study:
             named = [str(table["name"]) for table in self.attacks]
             attack = self.goal.leakage.partition("/")[0]
             if attack not in named:
+                for name in named:
+                    one_of("attacks.name", name, ATTACKS)  # a misspelled name is not the goal's fault
                 raise invalid("goal.leakage", self.goal.leakage, f"of an attack in {', '.join(named)}", "Name one.")
 
     def as_dict(self) -> dict[str, Any]:
@@ -288,7 +290,11 @@ def in_study_file(name: str, value: Any) -> str | None:
     ('batch_size', 'pooler = false', 'mechanism = "gaussian"')
     >>> in_study_file("out", "trials") is None
     True
+    >>> in_study_file("classes", "home,stay")  # an option, with another name in a study
+    'label_names = ["home", "stay"]'
     """
+    if name == "classes":
+        name, value = "label_names", value.split(",") if isinstance(value, str) else value
     if name not in _known_keys():
         return None
     return name if value is None else f"{name} = {json.dumps(value, ensure_ascii=False)}"

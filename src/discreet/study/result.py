@@ -19,7 +19,7 @@ from discreet.study.file import Goal, Study, as_toml, check, in_study_file, read
 from discreet.study.frontier import Point, best, points_of
 from discreet.study.grid import points as grid_points
 from discreet.study.store import read_trials
-from discreet.study.sweep import Standing, read_failures, read_kept_study, sweep
+from discreet.study.sweep import Standing, check_sweep, read_failures, read_kept_study, sweep
 from discreet.study.workers import Stop
 
 RISK = "risk.json"
@@ -118,12 +118,14 @@ def run(
         if not str(values.data["source"]).startswith("hub:"):
             # A missing column, or an attack on more texts than there are, is reported before any trial trains.
             check_rows(values, corpus_of(values.data))
+    workers = len(os.sched_getaffinity(0)) if workers is None else workers
+    check_sweep(values, folder, workers=workers, on=on)  # a rejected study is not recorded
     record_study(People(), folder, str(values.data["source"]))
     standing = sweep(
         values,
         run_trial,
         folder,
-        workers=len(os.sched_getaffinity(0)) if workers is None else workers,
+        workers=workers,
         on=on,
         watch=watch,
         should_stop=should_stop,

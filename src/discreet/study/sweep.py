@@ -84,10 +84,11 @@ def sweep(
 
     Guarantee: none beyond those of the trials; the folder holds texts that attacks read.
     """
-    whole("workers", workers, 1, "Each runs one trial at a time.")
-    one_of("on", on, ENGINES)
+    new_goal = check_sweep(study, out, workers=workers, on=on)
     planned = plan(study)
-    new_goal = _keep_study(study, out)
+    if not (out / STUDY).exists():
+        out.mkdir(parents=True, exist_ok=True)
+        _write_study(study, out)
     with Store(out) as store:
         missing = [one for one in planned if one.key not in store.keys]
         if new_goal:  # only now: a folder in which another sweep is running was rejected above
@@ -111,10 +112,11 @@ def _events(on: str, missing: Sequence[Planned], run: Run, workers: int, should_
     return ENGINES[on](missing, run, min(workers, len(missing)), should_stop) if missing else iter(())
 
 
-def _keep_study(study: Study, out: Path) -> bool:
-    """Write a new study beside its trials, reject another one in its place, and return whether only its goal is new."""
-    path = out / STUDY
-    if path.exists():
+def check_sweep(study: Study, out: Path, *, workers: int, on: str) -> bool:
+    """Reject settings and folders in which no sweep can run; return whether only the goal of the study is new."""
+    whole("workers", workers, 1, "Each runs one trial at a time.")
+    one_of("on", on, ENGINES)
+    if (out / STUDY).exists():
         stored, new = read_kept_study(out), _plain(study)
         differences = changes(_without_goal(stored), _without_goal(new))
         if differences:
@@ -130,8 +132,6 @@ def _keep_study(study: Study, out: Path) -> bool:
             f"Expected a new folder, or the folder of an unfinished sweep, at {str(out)!r}. It holds something else; "
             "choose another folder."
         )
-    out.mkdir(parents=True, exist_ok=True)
-    _write_study(study, out)
     return False
 
 

@@ -16,14 +16,14 @@ from discreet.accounting.events import DpEvent
 from discreet.accounting.ledger import Ledger
 from discreet.catalog import CORPORA, settings_of_protection
 from discreet.core.device import find_device
-from discreet.core.errors import UnsupportedError, invalid, setting, whole
+from discreet.core.errors import DataError, UnsupportedError, invalid, setting, whole
 from discreet.core.files import cache_folder
 from discreet.core.guarantee import Adjacency, Caveat, Guarantee
 from discreet.core.randomness import Rng
 from discreet.core.types import MODEL
 from discreet.data.canaries import Canary, canaries_path, read_canaries
 from discreet.data.corpus import Corpus
-from discreet.data.sources import Columns, load
+from discreet.data.sources import IN_PYTHON, Columns, load
 from discreet.experiment.attack.request import Findings
 from discreet.models.base import TextModel
 from discreet.models.build import build_classifier, encode
@@ -264,6 +264,12 @@ def corpus_of_run(run: Run, **changes: Any) -> Corpus:
     settings, model = run.settings, run.model
     source = replace(settings.data, seed=settings.seed, task=model.label_task, label_names=model.label_names or None)
     source = replace(source, **changes)
+    if source.source == IN_PYTHON:
+        raise DataError(
+            f"Expected a run that was trained on a file, got one that was trained on {IN_PYTHON}. A run folder holds "
+            f"no text: name a file ({setting('data')}). Attacks on the trained model need the rows that it was trained "
+            "on; for them, train on a file."
+        )
     return source.load(settings.adjacency)
 
 
