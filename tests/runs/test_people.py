@@ -501,6 +501,17 @@ def test_a_total_over_several_releases_says_what_it_is_proven_for(home: Path) ->
     assert total.guarantee.epsilon == pytest.approx(price(10)), "a sequence that was fixed beforehand is certified"
 
 
+def test_a_total_with_an_estimate_is_not_called_proven(home: Path) -> None:
+    one, two = Training(home, corpus("a")), Training(home, corpus("a"))
+    one.steps(0, 5, Terms(caveats=frozenset({Caveat.PRIVATE_CLASSES})))
+    one.entry.close(finished=True)
+    two.steps(0, 5)
+    total = two.entry.now()
+    (remark,) = total.remarks
+    assert "proven" not in total.sentence() and "proven" not in " ".join(total.as_dict()["remarks"])
+    assert remark.startswith("This total is an estimate because") and Caveat.PRIVATE_CLASSES.sentence in remark
+
+
 def test_one_ledger_of_several_trainings_has_the_people_of_all_of_them(home: Path) -> None:
     ledger = Ledger.open(None, unit="patient", adjacency="zero-out")
     for number, name in enumerate(("a", "b")):
