@@ -116,16 +116,6 @@ def audit_run(folder: Path, *, confidence: float = CONFIDENCE, device: torch.dev
     path = [Untested(Aspect.PATH_FROM_TEXT, "gradient canaries have no text")] if white_box else []
     missing = (*skipped, *path, *untested(()))
     return RunAudit(
-        record["kind"],
-        single.fdp,
-        upper,
-        delta,
-        confidence,
-        single,
-        family.name,
-        sums,
-        stated,
-        checks,
-        missing,
+        record["kind"], single.fdp, upper, delta, confidence, single, family.name, sums, stated, checks, missing,
         run.digest,
-    )
+    )  # fmt: skip

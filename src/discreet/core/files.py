@@ -217,13 +217,16 @@ def check_digests(values: Mapping[str, Any], path: Path, files: Mapping[str, Pat
     Names of files are relative to its folder, unless `files` says where they are. The ledgers are left to the caller,
     who reads them.
     """
-    if values.get(DIGESTS) is None:
+    digests = values.get(DIGESTS)
+    if digests is None:
         raise ModelError(
             f"Expected {DIGESTS!r} in {str(path)!r}, which are written with every guarantee, got none. The file was "
             "edited; restore it, or make the release again."
         )
-    recorded = _recorded(values, path)
-    own = recorded.pop(VALUES)
+    try:
+        recorded, own = {FILES: dict(digests[FILES]), LEDGERS: dict(digests[LEDGERS])}, digests[VALUES]
+    except (KeyError, TypeError, ValueError):
+        raise ModelError(f"Expected digests of files and values in {str(path)!r}. Restore the file.") from None
     now = _digest({name: value for name, value in values.items() if name != DIGESTS}, recorded)
     if own != now:
         raise ModelError(
@@ -241,32 +244,16 @@ def check_digests(values: Mapping[str, Any], path: Path, files: Mapping[str, Pat
             )
 
 
-def recorded_ledger(values: Mapping[str, Any], path: Path, name: str) -> tuple[int, str] | None:
-    """Return the number of spends and the last check that the file at `path` records of a ledger, or None."""
-    if values.get(DIGESTS) is None:
-        return None
-    recorded = _recorded(values, path)[LEDGERS].get(name)
-    return None if recorded is None else (recorded["spends"], recorded["check"])
+def recorded_ledger(values: Mapping[str, Any], name: str) -> tuple[int, str] | None:
+    """Return the number of spends and the last check that were recorded of a ledger, or None."""
+    recorded = (values.get(DIGESTS) or {}).get(LEDGERS, {}).get(name)
+    return None if recorded is None else (int(recorded["spends"]), str(recorded["check"]))
 
 
 def digest_of_release(values: Mapping[str, Any]) -> str | None:
     """Return the digest that identifies a release, in which all others are counted, or None if it has none."""
     digest: str | None = (values.get(DIGESTS) or {}).get(VALUES)
     return digest
-
-
-def _recorded(values: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Return the digests in the values of a file, which anyone may have edited."""
-    try:
-        digests = values[DIGESTS]
-        ledgers = {
-            str(name): {"spends": int(one["spends"]), "check": str(one["check"])}
-            for name, one in digests[LEDGERS].items()
-        }
-        files = {str(name): str(digest) for name, digest in digests[FILES].items()}
-        return {FILES: files, LEDGERS: ledgers, VALUES: digests[VALUES]}
-    except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
-        raise ModelError(f"Expected digests of files and values in {str(path)!r}. Restore the file.") from None
 
 
 def _digest(values: Mapping[str, Any], digests: Mapping[str, Any]) -> str:

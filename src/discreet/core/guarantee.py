@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from discreet.core.errors import DataError, first_line, invalid, whole
+from discreet.core.errors import DataError, invalid, whole
 
 
 class Adjacency(enum.StrEnum):
@@ -245,22 +245,17 @@ class Guarantee:
         missing = [field.name for field in fields(cls) if field.name not in values]
         if missing:
             raise DataError(f"Expected {', '.join(missing)} in a stored guarantee, got none. Restore its file.")
-        try:
-            return cls(
-                epsilon=math.inf if values["epsilon"] is None else float(values["epsilon"]),
-                delta=float(values["delta"]),
-                unit=str(values["unit"]),
-                adjacency=Adjacency(values["adjacency"]),
-                accountant=str(values["accountant"]),
-                certified=bool(values["certified"]),
-                assumptions=tuple(values["assumptions"]),
-                reason=values["reason"],
-                caveats=frozenset(Caveat(value) for value in values["caveats"]),
-            )
-        except (TypeError, ValueError) as error:
-            raise DataError(
-                f"Expected the values of a stored guarantee. {first_line(error)}. Restore its file."
-            ) from None
+        return cls(
+            epsilon=math.inf if values["epsilon"] is None else float(values["epsilon"]),
+            delta=float(values["delta"]),
+            unit=str(values["unit"]),
+            adjacency=Adjacency(values["adjacency"]),
+            accountant=str(values["accountant"]),
+            certified=bool(values["certified"]),
+            assumptions=tuple(values["assumptions"]),
+            reason=values["reason"],
+            caveats=frozenset(Caveat(value) for value in values["caveats"]),
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """Return the guarantee as plain values for JSON; an infinite epsilon is None."""

@@ -158,9 +158,7 @@ def _run(path: Path, ledger: Path | None, delta: float | None) -> Facts:
         )
     spent = None
     if guarantee is not None:
-        spent = _agreed_ledger(
-            guarantee, path / METRICS, recorded_ledger(metrics, path / METRICS, LEDGER), path / LEDGER, ledger
-        )
+        spent = _agreed_ledger(guarantee, path / METRICS, recorded_ledger(metrics, LEDGER), path / LEDGER, ledger)
     check_digests(metrics, path / METRICS)
     return Facts(
         Kind.RUN,
@@ -189,9 +187,7 @@ def _federated(path: Path, ledger: Path | None, delta: float | None) -> Facts:
     elif metrics.get("client_guarantee") is not None:  # noise that hides whole clients
         guarantee = _read_guarantee(metrics["client_guarantee"], path / METRICS)
         own = f"server/{LEDGER}"
-        spent = _agreed_ledger(
-            guarantee, path / METRICS, recorded_ledger(metrics, path / METRICS, own), path / own, ledger
-        )
+        spent = _agreed_ledger(guarantee, path / METRICS, recorded_ledger(metrics, own), path / own, ledger)
     check_digests(metrics, path / METRICS)
     return Facts(
         Kind.FEDERATED,
@@ -222,7 +218,7 @@ def _client_ledgers(
         stated = _guarantee_of(values, where)
         if stated is not None:
             own = f"client-{name}/{LEDGER}"
-            ledgers[name] = _agreed_ledger(stated, where, recorded_ledger(metrics, where, own), path / own)
+            ledgers[name] = _agreed_ledger(stated, where, recorded_ledger(metrics, own), path / own)
             epsilons[name] = stated.epsilon
             _check_same(joint, stated, where, f"its client {name}", least=True)
     for file in path.glob(f"client-*/{LEDGER}"):
@@ -252,7 +248,7 @@ def _trainer(path: Path, ledger: Path | None, delta: float | None) -> Facts:
     beside = [folder / LEDGER for folder in (path, path.parent)]  # a checkpoint lies in the folder of its run
     own = ledger or next((one for one in beside if one.exists()), beside[0])
     # Later steps, and other trainings in the same ledger, are in it but not in the figure of this folder.
-    spent = _agreed_ledger(guarantee, path / TRAINER, recorded_ledger(values, path / TRAINER, LEDGER), own, grows=True)
+    spent = _agreed_ledger(guarantee, path / TRAINER, recorded_ledger(values, LEDGER), own, grows=True)
     check_digests(values, path / TRAINER)
     return Facts(
         Kind.TRAINER,
@@ -525,7 +521,7 @@ def _read_guarantee(values: Mapping[str, Any], path: Path) -> Guarantee:
     try:
         return Guarantee.from_dict(values)
     except (TypeError, ValueError) as error:
-        raise DataError(f"Expected a guarantee in {str(path)!r}. {first_line(error)}") from None
+        raise DataError(f"Expected a guarantee in {str(path)!r}. {first_line(error)}. Restore the file.") from None
 
 
 def _table(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
