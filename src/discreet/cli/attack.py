@@ -230,6 +230,7 @@ def _attack_recorded(run: Path, options: AttackOptions, seed: int, json: bool) -
     from discreet.experiment.attack.scoring import metrics_for
     from discreet.runs.folder import read_metrics
 
+    digest = digest_of_release(read_metrics(run))  # an edited run is rejected
     name = options.attack or "dager"
     chosen, _ = _chosen(name, options)
     request = _request(name, chosen, options, seed)
@@ -244,7 +245,7 @@ def _attack_recorded(run: Path, options: AttackOptions, seed: int, json: bool) -
         with stop_on_interrupt() as stopping, shown as watch:
             result = attack_once(request, Recorded(run, view), watch=watch, should_stop=lambda: bool(stopping))
     if json:
-        as_json({RUN_DIGEST: digest_of_release(read_metrics(run)), **result.as_dict()})
+        as_json({RUN_DIGEST: digest, **result.as_dict()})
     else:
         summary(result, console())
 
