@@ -13,7 +13,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 
 from discreet.core.errors import DataError, positive, setting
-from discreet.core.files import check_digests, write_atomic
+from discreet.core.files import write_atomic
 from discreet.core.guarantee import Caveat, Guarantee
 from discreet.core.randomness import weights_digest
 from discreet.data.corpus import Corpus
@@ -143,8 +143,6 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def load(cls, folder: str | Path) -> TextClassifier:
         """Load a fitted classifier from a run folder."""
         run = load_run(Path(folder))
-        # `save` would state an edited figure as its own.
-        check_digests(run.metrics, Path(folder) / "metrics.json")
         if not run.model.task.has_classes:
             raise DataError(f"Expected a run of a classifier at {str(folder)!r}, got one for {run.model.task}.")
         settings, stated = run.settings, run.metrics.get("guarantee")

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.doors.edits import restated
 
 from discreet.attacks.membership.likelihood import Lira, ReferenceThreshold, Rmia
 from discreet.attacks.membership.shadow import ShadowClassifier
@@ -136,6 +137,7 @@ def test_bad_references_are_rejected(runs: Path, scene: Scene, tmp_path: Path) -
     shutil.copytree(runs / "runs/h1", moved)
     settings = (moved / "settings.toml").read_text(encoding="utf-8")
     (moved / "settings.toml").write_text(settings.replace("h1.csv", "shorter.csv"), encoding="utf-8")
+    restated(moved, json.loads((moved / "metrics.json").read_text(encoding="utf-8")))
     rows = (runs / "h1.csv").read_text(encoding="utf-8").splitlines()[:20]
     (runs / "shorter.csv").write_text("\n".join(rows) + "\n", encoding="utf-8")
     with pytest.raises(DataError, match="now gives"):

@@ -501,6 +501,23 @@ def test_a_total_over_several_releases_says_what_it_is_proven_for(home: Path) ->
     assert total.guarantee.epsilon == pytest.approx(price(10)), "a sequence that was fixed beforehand is certified"
 
 
+def test_a_total_with_an_estimate_is_not_called_proven(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, two = Training(home, corpus("a")), Training(home, corpus("a"))
+    one.steps(0, 5, Terms(caveats=frozenset({Caveat.PRIVATE_CLASSES})))
+    one.entry.close(finished=True)
+    two.steps(0, 5)
+    total = two.entry.now()
+    (remark,) = total.remarks
+    assert "proven" not in total.sentence() and "proven" not in " ".join(total.as_dict()["remarks"])
+    assert remark.startswith("This total is an estimate because") and Caveat.PRIVATE_CLASSES.sentence in remark
+    monkeypatch.setenv("DISCREET_HOME", str(home))
+    assert main(["ledger"]) == 0
+    words = " ".join(capsys.readouterr().out.split())
+    assert remark in words and "This total is proven" not in words
+
+
 def test_one_ledger_of_several_trainings_has_the_people_of_all_of_them(home: Path) -> None:
     ledger = Ledger.open(None, unit="patient", adjacency="zero-out")
     for number, name in enumerate(("a", "b")):

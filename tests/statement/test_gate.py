@@ -8,7 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.doors.edits import ESTIMATE_EDITS, RUN_EDITS, changed, restated, without_digests, without_lines
+from tests.doors.edits import (
+    ESTIMATE_EDITS,
+    RUN_EDITS,
+    changed,
+    other_weights,
+    restated,
+    without_digests,
+    without_lines,
+)
 from tests.statement.releases import rows_with_people
 from tests.statement.releases import run_of as run_of
 
@@ -259,6 +267,53 @@ def test_a_federated_guarantee_holds_for_every_client(run_of: Callable[..., Path
     without_lines(run / "client-0" / "ledger.jsonl", -1, 1)
     with pytest.raises(LedgerError, match="spends that metrics.json records"):
         read_facts(run)
+
+
+EDITED: dict[str, dict[str, Any]] = {
+    "digests are a text": {"digests": "none"},
+    "ledgers are a list": {"digests__ledgers": []},
+    "a ledger is a number": {"digests__ledgers": {"ledger.jsonl": 3}},
+    "files are a list": {"digests__files": [1]},
+    "epsilon is a word": {"guarantee__epsilon": "three"},
+    "delta is a list": {"guarantee__delta": []},
+    "the guarantee is a number": {"guarantee": 3},
+    "the protection is a number": {"protection": 3},
+}
+
+
+@pytest.mark.parametrize("name", EDITED)
+def test_values_of_another_kind_are_bad_input(name: str, run_of: Callable[..., Path], check: Check) -> None:
+    run = run_of("dp-sgd")
+    changed(run / "metrics.json", **EDITED[name])
+    status, words = check(run)
+    assert status == 2 and "Expected" in words
+    assert main(["statement", str(run)]) == 2
+
+
+@pytest.mark.parametrize("result", [{"lower_bound": "low"}, {"lower_bound": 1, "checks": [3]}, {"attack": "loss",
+                         "leakage": [{}]}, {"lower_bound": 1, "not_tested": 3}])  # fmt: skip
+def test_results_of_another_kind_are_bad_input(
+    result: dict[str, Any], run_of: Callable[..., Path], tmp_path: Path, check: Check
+) -> None:
+    (tmp_path / "result.json").write_text(json.dumps(result))
+    status, words = check(run_of("dp-sgd"), "--results", str(tmp_path / "result.json"))
+    assert status == 2 and "Expected the result of an attack or an audit" in words
+
+
+@pytest.mark.parametrize("command", [["attack", "--attack", "loss"], ["audit"], ["evaluate"], ["predict"]])
+def test_no_command_states_an_edited_figure(
+    command: list[str], run_of: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "rows.txt").write_text("the heart was dull\n")
+    more = [str(tmp_path / "rows.txt")] if command == ["predict"] else []
+    for edit in (lambda run: changed(run / "metrics.json", guarantee__epsilon=0.1), other_weights):
+        run = run_of("dp-sgd", audit=100, protect={"epsilon": 2.0})
+        whole = [command[0], str(run), *more, *command[1:], "--device", "cpu"]
+        assert main(whole) == 0
+        edit(run)
+        capsys.readouterr()
+        assert main(whole) == 2
+        assert "to have the SHA-256" in " ".join(capsys.readouterr().err.split())
 
 
 def test_digests_that_are_no_digests_are_named(run_of: Callable[..., Path]) -> None:

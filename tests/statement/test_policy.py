@@ -1,6 +1,7 @@
 """A policy: what passes, what fails, and what continuous integration reads of it."""
 
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from tests.statement.releases import run_of as run_of
 
 from discreet.cli.main import main
 from discreet.core.errors import SettingError
+from discreet.core.guarantee import in_digits
 from discreet.statement.facts import read_facts
 from discreet.statement.markdown import markdown
 from discreet.statement.policy import Policy, checks
@@ -43,10 +45,19 @@ LOSS = {"attack": "loss threshold", "n": 40,
 def run(run_of: Callable[..., Path]) -> Path:
     """Return a protected run with the results of an audit and of an attack."""
     folder = run_of("dp-sgd")
-    (folder / "attacks").mkdir()
-    (folder / "attacks" / "audit.json").write_text(json.dumps(AUDIT))
-    (folder / "attacks" / "loss.json").write_text(json.dumps(LOSS))
+    store(folder, "audit", AUDIT)
+    store(folder, "loss", LOSS)
     return folder
+
+
+def of_run(run: Path, result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a result as one of a run."""
+    return {**result, "run_digest": json.loads((run / "metrics.json").read_text())["digests"]["values"]}
+
+
+def store(run: Path, name: str, result: Mapping[str, Any]) -> None:
+    (run / "attacks").mkdir(exist_ok=True)
+    (run / "attacks" / f"{name}.json").write_text(json.dumps(of_run(run, result)))
 
 
 def written(tmp_path: Path, text: str) -> Path:
@@ -134,16 +145,87 @@ def test_intervals_are_compared_unless_the_policy_says_otherwise(run: Path, tmp_
 
 
 def test_a_refuted_claim_fails(run: Path, tmp_path: Path) -> None:
-    (run / "attacks" / "audit.json").write_text(json.dumps({**AUDIT, "lower_bound": 9.0}))
+    store(run, "audit", {**AUDIT, "lower_bound": 9.0, "upper_bound": 90.0})
     outcome = checks(Policy.read(written(tmp_path, "[audit]\n")), read_facts(run))
     assert {one.rule: one.passed for one in outcome} == {"audit": True, "audit-bound": False}
+
+
+def test_the_ceiling_of_an_audit_is_that_of_the_release(run: Path, tmp_path: Path) -> None:
+    facts = read_facts(run)
+    assert facts.guarantee is not None
+    for upper in (0.1, 90.0, None):
+        store(run, "audit", {**AUDIT, "upper_bound": upper})
+        facts = read_facts(run)
+        (bound,) = (one for one in checks(Policy.read(written(tmp_path, "[audit]\n")), facts) if "bound" in one.rule)
+        assert bound.passed and bound.limit == f"<= {in_digits(facts.guarantee.epsilon)}".replace(
+            "<=", "lower bound <="
+        )
+        (row,) = (one for one in statement(facts)["measured"] if one["what"] == "audit")
+        assert row["upper_bound"] == facts.guarantee.epsilon
+
+
+def test_results_of_anything_else_are_rejected(
+    run: Path, run_of: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither of another run, nor without a run: of a mechanism, a protection, other text or another strength."""
+    policy = str(written(tmp_path, "[audit]\n[attacks.loss]\nauc = 0.7\n"))
+    other, given = run_of("dp-sgd", protect={"epsilon": 5.0}), tmp_path / "given.json"
+    assert main(["check", str(run), "--policy", policy]) == 0
+    for result, words in (
+        (AUDIT, "without 'run_digest'"),
+        (LOSS, "without 'run_digest'"),
+        (of_run(other, AUDIT), "of another one"),
+        (of_run(other, LOSS), "of another one"),
+        ({"attack": "loss", "sweep": [LOSS]}, "and no sweep"),
+    ):
+        given.write_text(json.dumps(result))
+        capsys.readouterr()
+        assert main(["check", str(run), "--policy", policy, "--results", str(given)]) == 2
+        assert words in " ".join(capsys.readouterr().err.split())
+    shutil.copytree(run / "attacks", other / "attacks")
+    assert main(["check", str(other), "--policy", policy]) == 2 and main(["statement", str(other)]) == 2
+    assert "Expected a result of this release" in capsys.readouterr().err
+
+
+def test_the_audit_of_a_mechanism_is_of_no_run(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["audit", "--mechanism", "laplace", "--draws", "2000", "--canaries", "200", "--json"]) == 0
+    (tmp_path / "aud.json").write_text(capsys.readouterr().out)
+    command = ["check", str(run), "--policy", str(written(tmp_path, "[audit]\n")), "--results"]
+    assert main([*command, str(tmp_path / "aud.json")]) == 2
+    assert "Expected a result of this release" in " ".join(capsys.readouterr().err.split())
+
+
+def test_what_the_commands_write_about_a_run_is_of_that_run(
+    run_of: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And of no other: neither with another protection, nor on other text."""
+    run, other = (run_of("dp-sgd", audit=100, protect={"epsilon": epsilon}) for epsilon in (2.0, 3.0))
+    policy, result = str(written(tmp_path, "[audit]\n")), tmp_path / "result.json"
+    rows = [f"{number} knees,clinic,{number}" for number in range(60)]
+    (tmp_path / "rows.csv").write_text("\n".join(["text,label,patient_id", *rows]))
+    attack = ["attack", str(run), "--attack", "one-of-n", "--candidates", "4", "--draws", "100"]
+    for command, accepted in (
+        (["audit", str(run)], True),
+        (["attack", str(run), "--attack", "loss"], True),
+        (attack, True),
+        ([*attack, "--clip-norm", "0.1"], False),
+        ([*attack, "--noise-multiplier", "9"], False),
+        ([*attack, "--protect", "none"], False),
+        ([*attack, "--data", str(tmp_path / "rows.csv")], False),
+    ):
+        capsys.readouterr()
+        assert main([*command, "--device", "cpu", "--json"]) == 0
+        result.write_text(capsys.readouterr().out)
+        status = main(["check", str(run), "--policy", policy, "--results", str(result)])
+        assert (status != 2) is accepted, command
+        assert main(["check", str(other), "--policy", policy, "--results", str(result)]) == 2
 
 
 def test_a_failed_check_of_the_implementation_fails_and_is_in_the_statement(run: Path, tmp_path: Path) -> None:
     check = {"aspect": "clip-in-a-part", "what": "each unit of a part is clipped", "passed": False}
     untested = [{"aspect": "units", "what": "all rows of a person are in one unit", "why": ""}]
     audit = {**AUDIT, "refuted": True, "checks": [check], "not_tested": untested}
-    (run / "attacks" / "audit.json").write_text(json.dumps(audit))
+    store(run, "audit", audit)
     facts = read_facts(run)
     outcome = checks(Policy.read(written(tmp_path, "[audit]\n")), facts)
     assert {one.rule: one.passed for one in outcome} == {"audit": True, "audit-bound": True, "audit-checks": False}
@@ -161,7 +243,7 @@ def test_a_run_without_protection_or_results_fails(
     found = {one["rule"]: one for one in json.loads(capsys.readouterr().out)["checks"]}
     assert not any(one["passed"] for one in found.values()) and found["epsilon"]["value"] == "none"
     result = tmp_path / "loss.json"
-    result.write_text(json.dumps({"attack": "loss", "sweep": [LOSS]}))
+    result.write_text(json.dumps(of_run(plain, LOSS)))
     assert main(["check", str(plain), "--policy", str(policy), "--results", str(result), "--json"]) == 1
     found = {one["rule"]: one for one in json.loads(capsys.readouterr().out)["checks"]}
     assert found["attack loss, auc"]["passed"]

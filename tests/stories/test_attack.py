@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.doors.edits import restated
 
 from discreet.attacks.base import Attack
 from discreet.attacks.identification import OneOfN
@@ -226,6 +227,6 @@ def test_a_run_with_a_population_is_attacked_on_all_its_updates_with_its_caveats
     assert attacked()["release"]["steps"] == steps
     metrics = json.loads((out / "metrics.json").read_text(encoding="utf-8"))
     metrics["guarantee"] |= {"certified": False, "caveats": ["unsteady-kernels"]}
-    (out / "metrics.json").write_text(json.dumps(metrics), encoding="utf-8")
+    restated(out, metrics)
     doubted = attacked()
     assert not doubted["guarantee"]["certified"] and doubted.get("bound") is None

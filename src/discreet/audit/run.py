@@ -20,6 +20,7 @@ from discreet.audit.subject import OneRun, figures
 from discreet.audit.sums import sums_epsilon
 from discreet.audit.trade_off import epsilon_delta, family_of, gaussian, trade_off_of
 from discreet.core.errors import open_probability
+from discreet.core.files import RUN_DIGEST
 from discreet.core.guarantee import Guarantee
 from discreet.runs.checkpoint import LEDGER
 from discreet.runs.folder import load_run
@@ -34,7 +35,8 @@ class RunAudit:
 
     `lower_bound` is that of the f-DP one-run audit, in the family of the run's own mechanism with any noise; `one_run`
     has the others. `sums` is an estimate, and only for gradient canaries. `checks` compare what the steps did with what
-    the certificate assumes, and `not_tested` is what neither they nor the lower bound tests.
+    the certificate assumes, and `not_tested` is what neither they nor the lower bound tests. `digest` is that of
+    the run.
     """
 
     kind: str
@@ -48,6 +50,7 @@ class RunAudit:
     guarantee: Guarantee | None
     checks: tuple[Check, ...]
     not_tested: tuple[Untested, ...]
+    digest: str | None
 
     @property
     def refuted(self) -> bool:
@@ -62,6 +65,7 @@ class RunAudit:
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON; an infinite upper bound is None."""
         return {
+            RUN_DIGEST: self.digest,
             "lower_bound": self.lower_bound,
             "upper_bound": self.upper_bound if math.isfinite(self.upper_bound) else None,
             "delta": self.delta,
@@ -112,5 +116,6 @@ def audit_run(folder: Path, *, confidence: float = CONFIDENCE, device: torch.dev
     path = [Untested(Aspect.PATH_FROM_TEXT, "gradient canaries have no text")] if white_box else []
     missing = (*skipped, *path, *untested(()))
     return RunAudit(
-        record["kind"], single.fdp, upper, delta, confidence, single, family.name, sums, stated, checks, missing
-    )
+        record["kind"], single.fdp, upper, delta, confidence, single, family.name, sums, stated, checks, missing,
+        run.digest,
+    )  # fmt: skip

@@ -24,6 +24,7 @@ from discreet.cli.attack_table import (
 from discreet.cli.options import Device, Json, Seed, SourceOptions, Threads, generated, parse_settings, use_threads
 from discreet.cli.output import as_json, console, note, plain, stop_on_interrupt, working
 from discreet.core.errors import invalid, spelled, whole
+from discreet.core.files import RUN_DIGEST, digest_of_release
 from discreet.core.settings import option_field
 from discreet.models.settings import ModelSettings
 
@@ -203,7 +204,9 @@ def attack(
     if (warning := unknown_words(results[0].unknown_share, scene.model.settings.encoder)) is not None:
         note(warning)
     if json:
-        as_json({**_values(request, results, protections), "loading": loading})
+        own = own_protection and options.data is None and not protect_settings and len(protections) == 1
+        digest = {RUN_DIGEST: scene.run.digest} if own and scene.run is not None else {}
+        as_json({**digest, **_values(request, results, protections), "loading": loading})
         return
     _show(results, protections, loading)
 
@@ -225,7 +228,9 @@ def _attack_recorded(run: Path, options: AttackOptions, seed: int, json: bool) -
     from discreet.experiment.attack.recorded import SERVER_VIEW, Recorded
     from discreet.experiment.attack.runner import attack_once
     from discreet.experiment.attack.scoring import metrics_for
+    from discreet.runs.folder import read_metrics
 
+    digest = digest_of_release(read_metrics(run))  # an edited run is rejected
     name = options.attack or "dager"
     chosen, _ = _chosen(name, options)
     request = _request(name, chosen, options, seed)
@@ -240,7 +245,7 @@ def _attack_recorded(run: Path, options: AttackOptions, seed: int, json: bool) -
         with stop_on_interrupt() as stopping, shown as watch:
             result = attack_once(request, Recorded(run, view), watch=watch, should_stop=lambda: bool(stopping))
     if json:
-        as_json(result.as_dict())
+        as_json({RUN_DIGEST: digest, **result.as_dict()})
     else:
         summary(result, console())
 

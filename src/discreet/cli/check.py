@@ -37,12 +37,12 @@ def check(
     leakage of attacks, and may require an audit. Bad input has exit status 2.
     """
     with working("reading the run and its ledger"):
-        from discreet.statement.facts import read_facts, read_results
+        from discreet.statement.facts import read_facts, read_result
         from discreet.statement.policy import Policy, checks
 
         rules = Policy.read(policy)
         facts = read_facts(run, ledger=ledger, delta=delta)
-        outcome = checks(rules, facts, [one for path in results or () for one in read_results(path)])
+        outcome = checks(rules, facts, [read_result(path, facts.digest) for path in results or ()])
     failed = [one for one in outcome if not one.passed]
     _write(sarif, junit, outcome, policy, run)
     if json:

@@ -12,6 +12,7 @@ from discreet.cli.attack_table import cells_of, describe_guarantee, print_detail
 from discreet.cli.options import of_training
 from discreet.cli.output import as_json, console, headed, note, plain, stages, working
 from discreet.core.errors import UnsupportedError, invalid, spelled
+from discreet.core.files import RUN_DIGEST
 from discreet.metrics.table import METRICS, short_label_of
 from discreet.releases.description import describe_knowledge, describe_release
 from discreet.report.words import at_most
@@ -74,7 +75,8 @@ def attack_trained_model(
     for warning in result.details.get("warnings", ()):
         note(warning)
     if json:
-        as_json({**result.as_dict(), "loading": loading})
+        assert scene.run is not None
+        as_json({RUN_DIGEST: scene.run.digest, **result.as_dict(), "loading": loading})
         return
     show(result, loading)
 

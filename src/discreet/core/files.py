@@ -185,6 +185,7 @@ def finite(values: Any) -> Any:
 
 DIGESTS = "digests"
 FILES, LEDGERS, VALUES = "files", "ledgers", "values"
+RUN_DIGEST = "run_digest"  # in the result of an attack or an audit: the digest of the run
 
 
 def sha256(path: Path) -> str:
@@ -247,6 +248,12 @@ def recorded_ledger(values: Mapping[str, Any], name: str) -> tuple[int, str] | N
     """Return the number of spends and the last check that were recorded of a ledger, or None."""
     recorded = (values.get(DIGESTS) or {}).get(LEDGERS, {}).get(name)
     return None if recorded is None else (int(recorded["spends"]), str(recorded["check"]))
+
+
+def digest_of_release(values: Mapping[str, Any]) -> str | None:
+    """Return the digest that identifies a release, in which all others are counted, or None if it has none."""
+    digest: str | None = (values.get(DIGESTS) or {}).get(VALUES)
+    return digest
 
 
 def _digest(values: Mapping[str, Any], digests: Mapping[str, Any]) -> str:

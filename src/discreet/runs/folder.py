@@ -21,11 +21,14 @@ import torch
 from discreet.catalog import protection_from_table
 from discreet.core.errors import DiscreetError, ModelError, OutputError, first_line, setting, shown
 from discreet.core.files import (
+    DIGESTS,
+    FILES,
     UNFINISHED,
     cannot_write,
+    check_digests,
+    digest_of_release,
     load_tensors,
     save_tensors,
-    sha256,
     sync_path,
     sync_tree,
     with_digests,
@@ -263,6 +266,11 @@ class Run:
         stated = self.metrics.get("guarantee")
         return None if stated is None else Guarantee.from_dict(stated)
 
+    @property
+    def digest(self) -> str | None:
+        """The digest that identifies the run, for results of attacks and audits."""
+        return digest_of_release(self.metrics)
+
     def save_pretrained(self, folder: Path | str) -> str:
         """Write the model as a folder that transformers opens, with a model card; return the class that opens it.
 
@@ -493,8 +501,16 @@ def is_run(folder: Path) -> bool:
     return all((folder / name).is_file() for name in ("settings.toml", "encoder.json", "model.safetensors"))
 
 
+def read_metrics(folder: Path) -> dict[str, Any]:
+    """Return the metrics of a finished run; a folder that differs from the digests in them is rejected."""
+    path = folder / "metrics.json"
+    metrics: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    check_digests(metrics, path)
+    return metrics
+
+
 def load_run(folder: Path, device: torch.device | str = "cpu") -> Run:
-    """Return a finished run from its folder.
+    """Return a finished run from its folder; one whose files were edited is rejected.
 
     Guarantee: that of the run, unchanged; reading is post-processing.
     """
@@ -508,10 +524,10 @@ def load_run(folder: Path, device: torch.device | str = "cpu") -> Run:
     try:
         config = json.loads((folder / "encoder.json").read_text(encoding="utf-8"))
         tensors, _ = load_tensors(folder / "model.safetensors")
-        metrics = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
+        metrics = read_metrics(folder)
         module = fresh_module(config, tensors)
         tokenizer = load_tokenizer(folder / "tokenizer")
-        model = _assembled(settings, module, tokenizer, sha256(folder / "model.safetensors"))
+        model = _assembled(settings, module, tokenizer, metrics[DIGESTS][FILES]["model.safetensors"])
         model.load_weights(tensors)
     except (OSError, ValueError, KeyError, RuntimeError, *WRONG_KIND) as error:
         raise ModelError(

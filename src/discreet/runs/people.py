@@ -16,8 +16,9 @@ contain this unit, composed. It is an upper bound for everyone in the set. Two u
 name and id count as one, which can only increase the total.
 
 Releases under different adjacencies are composed under the weakest of them, where `interpret.restated` has a bound.
-The total is proven for releases whose number and costs were decided beforehand. If an earlier result decided whether to
-release again, or at what cost, it is the reading of an odometer, for which composition is not proven.
+A total that is certified is proven if the number of releases and their costs were decided beforehand. If an earlier
+result decided whether to release again, or at what cost, it is the reading of an odometer, for which composition is not
+proven. A total with an estimate in it is an estimate.
 
 A training run reserves before it spends: its record is always at least the spending in its own ledger, and at most
 twice as much. It is set to the ledger's count when the run ends or is stopped. A training run whose folder is deleted
@@ -189,7 +190,7 @@ class Total:
                 f"Converted to {total.adjacency.value}: {_count(self.converted, 'release')} under another adjacency."
             )
         if self.releases > 1 and total.exists:
-            remarks.append(ODOMETER)
+            remarks.append(ODOMETER if total.certified else f"This total is an estimate because {total.reason}.")
         if self.elsewhere:
             remarks.append(
                 f"Not in this figure: {_count(self.elsewhere, 'release')} under an adjacency that has no bound under "

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from discreet.core.errors import DataError, LedgerError, ModelError, first_line, invalid, setting
-from discreet.core.files import check_digests, in_unfinished_run, recorded_ledger
+from discreet.core.errors import DataError, DiscreetError, LedgerError, ModelError, first_line, invalid, setting
+from discreet.core.files import RUN_DIGEST, check_digests, digest_of_release, in_unfinished_run, recorded_ledger
 from discreet.core.guarantee import DEFAULT_DELTA, Adjacency, Caveat, Guarantee, in_digits
 from discreet.core.task import Task
 
@@ -71,6 +71,11 @@ class Facts:
     results: tuple[Mapping[str, Any], ...] = ()
     other_ledgers: tuple[Statement, ...] = ()
     client_ledgers: Mapping[str, Statement] = field(default_factory=dict)
+
+    @property
+    def digest(self) -> str | None:
+        """The digest that identifies a run or a sanitized file, which results of attacks and audits name."""
+        return digest_of_release(self.metrics)
 
     @property
     def unit(self) -> str:
@@ -128,7 +133,15 @@ def read_facts(path: Path, *, ledger: Path | None = None, delta: float | None = 
         raise ModelError(f"Expected a run folder, a sanitized file or a ledger at {str(path)!r}. Check the path.")
     for reads, read in READERS:
         if reads(path):
-            return read(path, ledger, delta)
+            try:
+                facts = read(path, ledger, delta)
+            except DiscreetError:
+                raise
+            except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:  # edited by hand
+                raise DataError(
+                    f"Expected the files of {str(path)!r} as they were written. {first_line(error)}. Restore them."
+                ) from error
+            return replace(facts, results=stored_results(path, facts.digest))
     raise ModelError(
         f"Expected a run folder, a sanitized file or a ledger at {str(path)!r}. It has no {SETTINGS}, {TRAINER} or "
         f"{LEDGER}, and no {path.name}{SIDECAR} lies beside it. Check the path."
@@ -137,7 +150,7 @@ def read_facts(path: Path, *, ledger: Path | None = None, delta: float | None = 
 
 def _run(path: Path, ledger: Path | None, delta: float | None) -> Facts:
     settings, metrics = _toml(path / SETTINGS), _json(path / METRICS)
-    protect, guarantee = settings.get("protect"), _guarantee_of(metrics)
+    protect, guarantee = settings.get("protect"), _guarantee_of(metrics, path / METRICS)
     if (protect is None) != (guarantee is None):
         raise ModelError(
             f"Expected {METRICS} of {str(path)!r} to state a guarantee if and only if {SETTINGS} names a protection. "
@@ -156,13 +169,12 @@ def _run(path: Path, ledger: Path | None, delta: float | None) -> Facts:
         spent,
         settings,
         metrics,
-        results=stored_results(path),
     )
 
 
 def _federated(path: Path, ledger: Path | None, delta: float | None) -> Facts:
     settings, metrics, federation = _toml(path / SETTINGS), _json(path / METRICS), _toml(path / FEDERATION)
-    guarantee = _guarantee_of(metrics)
+    guarantee = _guarantee_of(metrics, path / METRICS)
     aggregation = dict(_table(federation, "aggregation"))
     spent: Statement | None = None
     others: tuple[Statement, ...] = ()
@@ -173,7 +185,7 @@ def _federated(path: Path, ledger: Path | None, delta: float | None) -> Facts:
         else:
             spent = _ledger(ledger, path)
     elif metrics.get("client_guarantee") is not None:  # noise that hides whole clients
-        guarantee = Guarantee.from_dict(metrics["client_guarantee"])
+        guarantee = _read_guarantee(metrics["client_guarantee"], path / METRICS)
         own = f"server/{LEDGER}"
         spent = _agreed_ledger(guarantee, path / METRICS, recorded_ledger(metrics, own), path / own, ledger)
     check_digests(metrics, path / METRICS)
@@ -188,9 +200,8 @@ def _federated(path: Path, ledger: Path | None, delta: float | None) -> Facts:
         metrics,
         federation,
         tuple(dict(values) for values in metrics.get("clients", {}).values()),
-        stored_results(path),
-        others,
-        by_client,
+        other_ledgers=others,
+        client_ledgers=by_client,
     )
 
 
@@ -204,7 +215,7 @@ def _client_ledgers(
     """
     epsilons, ledgers, where = {}, {}, path / METRICS
     for name, values in metrics.get("clients", {}).items():
-        stated = _guarantee_of(values)
+        stated = _guarantee_of(values, where)
         if stated is not None:
             own = f"client-{name}/{LEDGER}"
             ledgers[name] = _agreed_ledger(stated, where, recorded_ledger(metrics, own), path / own)
@@ -226,9 +237,9 @@ def _client_ledgers(
     return ledgers[most], others, dict(sorted(ledgers.items()))
 
 
-def _guarantee_of(values: Mapping[str, Any]) -> Guarantee | None:
+def _guarantee_of(values: Mapping[str, Any], path: Path) -> Guarantee | None:
     stated = values.get("guarantee")
-    return None if stated is None else Guarantee.from_dict(stated)
+    return None if stated is None else _read_guarantee(stated, path)
 
 
 def _trainer(path: Path, ledger: Path | None, delta: float | None) -> Facts:
@@ -246,7 +257,6 @@ def _trainer(path: Path, ledger: Path | None, delta: float | None) -> Facts:
         guarantee,
         {"name": "dp-sgd"} if _clips(spent) else {"name": "own loop"},
         spent,
-        results=stored_results(path),
     )
 
 
@@ -279,7 +289,6 @@ def _sanitized(path: Path, ledger: Path | None, delta: float | None) -> Facts:
         values["protection"],
         statement,
         metrics=values,
-        results=stored_results(path.with_name(path.name + "." + RESULTS)),
     )
 
 
@@ -337,7 +346,6 @@ def _bare_ledger(path: Path, ledger: Path | None, delta: float | None) -> Facts:
         spent.guarantee(delta),
         {"name": "own loop"},
         spent,
-        results=stored_results(path) if path.is_dir() else (),
     )
 
 
@@ -360,29 +368,44 @@ READERS: tuple[tuple[Reads, Reader], ...] = (
 )
 
 
-def stored_results(folder: Path) -> tuple[Mapping[str, Any], ...]:
-    """Return the results of attacks and audits that are stored in a run folder, in the order of their file names."""
-    if not (folder / RESULTS).is_dir():
-        return ()
-    return tuple(result for path in sorted((folder / RESULTS).glob("*.json")) for result in read_results(path))
+def stored_results(release: Path, digest: str | None) -> tuple[Mapping[str, Any], ...]:
+    """Return the results of attacks and audits that are stored with a release, in the order of their file names."""
+    folder = release / RESULTS if release.is_dir() else release.with_name(f"{release.name}.{RESULTS}")
+    return tuple(read_result(path, digest) for path in sorted(folder.glob("*.json")))
 
 
-def read_results(path: Path) -> list[dict[str, Any]]:
-    """Return the results in a file that `discreet attack --json` or `discreet audit --json` wrote.
+def read_result(path: Path, digest: str | None) -> dict[str, Any]:
+    """Return the result in a file that `discreet attack RUN --json` or `discreet audit RUN --json` wrote.
 
-    Each has its `file`; a sweep over several strengths has one result for each.
+    It has its `file`. It must name the digest of the release; without one, no result is of this release.
     """
     values = _json(path)
-    parts = values.get("sweep", [values])
-    if not isinstance(parts, list) or not all(isinstance(one, dict) for one in parts):
-        raise DataError(f"Expected a list of results under 'sweep' in {str(path)!r}. Restore the file.")
-    for one in parts:
-        if "lower_bound" not in one and not ("attack" in one and isinstance(one.get("leakage"), list)):
-            raise DataError(
-                f"Expected the result of an attack or an audit in {str(path)!r}, with 'leakage' or 'lower_bound'. "
-                "`discreet attack` and `discreet audit` write such files, as JSON."
-            )
-    return [{**one, "file": path.name} for one in parts]
+    if not _is_result(values):
+        raise DataError(
+            f"Expected the result of an attack or an audit in {str(path)!r}, with 'leakage' or 'lower_bound' "
+            "and no sweep. `discreet attack` and `discreet audit` write such files, as JSON."
+        )
+    if digest is None or values.get(RUN_DIGEST) != digest:
+        got = "of another one" if values.get(RUN_DIGEST) else f"without {RUN_DIGEST!r}"
+        raise DataError(
+            f"Expected a result of this release in {str(path)!r}, got one {got}. Remove it, and attack or audit this "
+            "run itself: its own text, under its own protection."
+        )
+    return {**values, "file": path.name}
+
+
+def _is_result(values: Mapping[str, Any]) -> bool:
+    """Return whether plain values are those of one attack or one audit."""
+    if "lower_bound" not in values:
+        return "attack" in values and "leakage" in values and _are_rows(values, "leakage", "metric")
+    figures = (values["lower_bound"], values.get("confidence", 0.0))
+    rows = _are_rows(values, "checks", "what", "passed") and _are_rows(values, "not_tested", "what")
+    return rows and all(isinstance(one, int | float) for one in figures)
+
+
+def _are_rows(values: Mapping[str, Any], name: str, *keys: str) -> bool:
+    rows = values.get(name, [])
+    return isinstance(rows, list) and all(isinstance(row, dict) and row.keys() >= set(keys) for row in rows)
 
 
 def _agreed_ledger(
@@ -497,8 +520,8 @@ def _protection(metrics: Mapping[str, Any], asked: object) -> dict[str, Any] | N
 def _read_guarantee(values: Mapping[str, Any], path: Path) -> Guarantee:
     try:
         return Guarantee.from_dict(values)
-    except (KeyError, TypeError, ValueError) as error:
-        raise ModelError(f"Expected a guarantee in {str(path)!r}. {first_line(error)}. Restore the file.") from None
+    except (TypeError, ValueError) as error:
+        raise DataError(f"Expected a guarantee in {str(path)!r}. {first_line(error)}. Restore the file.") from None
 
 
 def _table(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:

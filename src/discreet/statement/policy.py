@@ -203,9 +203,8 @@ def _audit(rules: AuditRules, facts: Facts, results: Sequence[Mapping[str, Any]]
         why = "" if audits else missing
         yield Check("audit", bool(audits) or not rules.required, "an audit", f"{len(audits)} stored", why)
     for audit in audits:
-        lower, upper = float(audit["lower_bound"]), audit.get("upper_bound")
-        claimed = facts.guarantee.epsilon if facts.guarantee is not None else math.inf
-        limit = min(claimed, math.inf if upper is None else float(upper))
+        lower = float(audit["lower_bound"])
+        limit = facts.guarantee.epsilon if facts.guarantee is not None else math.inf
         why = "" if lower <= limit else "The measured lower bound refutes the claimed epsilon."
         yield Check("audit-bound", lower <= limit, f"lower bound <= {_bound(limit)}", f"{lower:.4g}", why)
         failed = [str(one.get("what")) for one in audit.get("checks", ()) if not one.get("passed")]

@@ -592,14 +592,15 @@ def _measured(facts: Facts) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for result in facts.results:
         if "lower_bound" in result:
+            claimed = facts.guarantee.epsilon if facts.guarantee is not None else math.inf
             rows.append(
                 {
                     "what": "audit",
                     "file": result.get("file"),
                     "lower_bound": finite(result["lower_bound"]),
-                    "upper_bound": finite(result.get("upper_bound")),
+                    "upper_bound": finite(claimed),
                     "confidence": result.get("confidence"),
-                    "refuted": result.get("refuted"),
+                    "refuted": bool(result.get("refuted")) or result["lower_bound"] > claimed,
                     "failed_checks": [one["what"] for one in result.get("checks", ()) if not one["passed"]],
                     "not_tested": [one["what"] for one in result.get("not_tested", ())],
                 }
