@@ -194,3 +194,14 @@ def test_the_seed_of_a_trial_is_no_caveat_of_its_setting() -> None:
     stated = of_the_setting(both)
     assert stated.caveats == {Caveat.PRIVATE_CLASSES} and not stated.certified
     assert stated.reason == Caveat.PRIVATE_CLASSES.sentence
+    own = Guarantee(
+        3.0,
+        1e-5,
+        "row",
+        "zero-out",
+        "paper",
+        False,
+        reason="it is 9 in truth",
+        caveats=frozenset({"paper-calibration"}),
+    )
+    assert of_the_setting(own.with_caveats({Caveat.FIXED_SEED})).reason == "it is 9 in truth"

@@ -201,10 +201,12 @@ class Guarantee:
         return replace(self, certified=False, reason="; ".join(reasons), caveats=self.caveats | added)
 
     def without_caveat(self, caveat: Caveat) -> Guarantee:
-        """Return the guarantee without a caveat: certified if it was the only one, else unchanged."""
-        if self.caveats != {caveat} or not self.exists:
+        """Return the guarantee without a caveat: certified if it was the only one, else an estimate for the others."""
+        if caveat not in self.caveats or not self.exists:
             return self
-        return replace(self, certified=True, reason=None, caveats=frozenset())
+        others, sentence = self.caveats - {caveat}, caveat.sentence
+        rest = str(self.reason).replace(f"; {sentence}", "").replace(f"{sentence}; ", "")
+        return replace(self, certified=not others, reason=rest if others else None, caveats=others)
 
     @property
     def exists(self) -> bool:

@@ -19,6 +19,7 @@ from discreet.core.files import write_atomic
 from discreet.core.guarantee import in_digits
 from discreet.core.randomness import Rng
 from discreet.metrics.table import label_of
+from discreet.metrics.utility import LOWER_IS_BETTER
 from discreet.report import figures
 from discreet.report.brief import Brief, brief_of
 from discreet.report.command import Command, wrapped
@@ -200,6 +201,7 @@ def _values(result: StudyResult, sentences: tuple[str, str, str], brief: Brief) 
         "series": figures.series_of(result.points),
         "panels": panels,
         "corner": figures.best_corner(result.utility),
+        "is_error": result.utility in LOWER_IS_BETTER,
         "roc": drawn(figures.roc_curves(result.points), "roc", result.points),
         "members": [
             {"name": name, "svg": figure.svg(f"members{number}"), "legend": legend(figure, result.points)}

@@ -260,11 +260,8 @@ def _canaries(settings: Mapping[str, Any], seed: int) -> Planting | None:
 
 def of_the_setting(guarantee: Guarantee) -> Guarantee:
     """Return what a setting guarantees, for which the fixed seed of a trial's noise is no caveat."""
-    if Caveat.FIXED_SEED not in guarantee.caveats or not guarantee.exists:
-        return guarantee
-    others = guarantee.caveats - {Caveat.FIXED_SEED}
-    assumptions = (*guarantee.assumptions, _SETTING)
-    return replace(guarantee, certified=not others, reason=None, caveats=others, assumptions=assumptions)
+    proven = guarantee.without_caveat(Caveat.FIXED_SEED)
+    return guarantee if proven is guarantee else replace(proven, assumptions=(*guarantee.assumptions, _SETTING))
 
 
 def _beside_utility(assessment: Assessment, seed: int) -> dict[str, Any]:

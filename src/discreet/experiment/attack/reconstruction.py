@@ -86,7 +86,7 @@ class Attacked:
 def read_each(
     request: AttackRequest, attack: Attack, releases: Releases, metrics: Sequence[str], callbacks: Callbacks
 ) -> Findings:
-    """Attack releases one after the other and score the guesses; until there are enough examples.
+    """Attack releases one after the other and score the guesses, until there are enough examples.
 
     Guarantee: none for the result, which holds private texts; it states the guarantee of one release.
     """
