@@ -158,6 +158,14 @@ class Rng:
             raise _no_secure(user)
         return int.from_bytes(hashlib.sha256(self._key + b"torch").digest()[:_WORD], "little") >> 1
 
+    def seed_bytes(self, purpose: str) -> bytes:
+        """Return a 32-byte seed for another library's generator, one for each purpose; faster than a fork.
+
+        >>> Rng(7).seed_bytes("numpy") == Rng(7).seed_bytes("numpy"), Rng(7).seed_bytes("a") == Rng(7).seed_bytes("b")
+        (True, False)
+        """
+        return os.urandom(32) if self._key is None else hashlib.sha256(self._key + f"seed:{purpose}".encode()).digest()
+
     def bytes(self, count: int) -> bytes:
         """Return random bytes, from the operating system if the source is secure."""
         return os.urandom(count) if self._key is None else self.numpy().bytes(count)

@@ -37,7 +37,7 @@ from discreet.accounting.ledger import Ledger
 from discreet.clipping.tape import Tape
 from discreet.core.errors import BudgetError, DataError, UnsupportedError, invalid, setting, whole
 from discreet.core.guarantee import Caveat, Guarantee
-from discreet.core.randomness import Rng, digest
+from discreet.core.randomness import NOISE_FORMAT, Rng, digest
 from discreet.data.batches import Part
 from discreet.integrations.account import LoopAccount
 from discreet.integrations.rows import Dataset, Handed, Rows
@@ -723,7 +723,7 @@ class PrivateTraining:
         plan = self.plan
         shapes = {name: tuple(p.shape) for name, p in self.parameters.items()}
         about = (plan.sampler, plan.steps, plan.units, plan.unit, plan.delta, str(plan.adjacency), plan.population)
-        return digest(self.protect.identity(), about, plan.budget, shapes)
+        return digest(NOISE_FORMAT, self.protect.identity(), about, plan.budget, shapes)
 
     def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Reject an optimizer that moves parameters whose gradients are not protected, or none of the model's."""

@@ -126,8 +126,8 @@ def generators_of(source: Rng, device: torch.device) -> Iterator[None]:
     python, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         source.seed_torch(device)
-        random.seed(source.fork("python").bytes(32))
-        np.random.seed(source.fork("numpy").words(4).astype(np.uint32))  # noqa: NPY002
+        random.seed(source.seed_bytes("python"))
+        np.random.seed(np.frombuffer(source.seed_bytes("numpy"), dtype=np.uint32))  # noqa: NPY002
         try:
             yield
         finally:
