@@ -1,1 +1,1 @@
-"""Measurements, all sides in one run; never part of the tests."""
+"""Measurements of speed, memory and quality, all sides in one run; never part of the tests."""

@@ -14,7 +14,8 @@ import argparse
 import re
 from pathlib import Path
 
-from benchmarks.local_layer import far_from, public_reviews
+from reproductions.local_privacy.layer import far_from, public_reviews
+
 from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus, without_overlap
 from discreet.data.sources import load, reviews

@@ -19,7 +19,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-COPIED = ("src", "tests", "benchmarks", "examples", "docs", "studies", "pyproject.toml", "README.md", "CHANGELOG.md")
+COPIED = (
+    "src",
+    "tests",
+    "benchmarks",
+    "reproductions",
+    "tools",
+    "examples",
+    "docs",
+    "studies",
+    "pyproject.toml",
+    "README.md",
+    "CHANGELOG.md",
+)
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,7 @@ def test_importing_the_package_leaves_the_heavy_libraries_alone() -> None:
 
 
 def test_a_report_never_loads_torch() -> None:
-    folder = SOURCE.parents[1] / "benchmarks" / "golden" / "kept" / "studies" / "golden"
+    folder = SOURCE.parents[1] / "tools" / "golden" / "kept" / "studies" / "golden"
     code = (
         "import sys, tempfile, shutil, pathlib\nimport discreet\n"
         f"folder = pathlib.Path(tempfile.mkdtemp()) / 'sweep'\nshutil.copytree({str(folder)!r}, folder)\n"

@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.code_size import measure, recorded
+from tools.code_size import measure, recorded
 
 SOURCE = Path(__file__).parents[2] / "src" / "discreet"
 
@@ -217,3 +217,21 @@ def test_a_cycle_is_found() -> None:
         assert cycle_through("discreet.a") == ["discreet.a", "discreet.b", "discreet.a"]
     finally:
         del GRAPH["discreet.a"], GRAPH["discreet.b"]
+
+
+# Folders whose tests are about more than one module.
+_OF_MANY_MODULES = {"laws", "anchors", "stories", "extension", "doors"}
+
+
+def test_every_test_file_is_named_after_a_module() -> None:
+    """`tests/accounting/test_events.py` and `test_events_tree.py` test `accounting/events.py`, or a folder `events`."""
+    root = Path(__file__).parents[1]
+    for path in sorted(root.rglob("test_*.py")):
+        room, *_ = path.relative_to(root).parts
+        if room in _OF_MANY_MODULES:
+            continue
+        folder = root.parent / "tools" if room == "tools" else SOURCE / room
+        inside = [SOURCE / "__init__.py", *SOURCE.glob("*.py")] if room == path.name else list(folder.rglob("*"))
+        names = {one.stem for one in inside} | {"public_names"}
+        topic = path.stem.removeprefix("test_")
+        assert any(topic == name or topic.startswith(f"{name}_") for name in names), f"{path} names no module"

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from benchmarks.vector_metrics import constituents, matched_cosines, recovered
+from reproductions.texthide.vector_metrics import constituents, matched_cosines, recovered
 
 from discreet.core.errors import SettingError
 from discreet.core.randomness import Rng

@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from benchmarks.masked_dlg import hidden_gradients
+from reproductions.texthide.masked_dlg import hidden_gradients
 from torch import Tensor, nn
 
 from discreet.attacks.matching.lbfgs import minimise

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from benchmarks.vector_metrics import recovered
+from reproductions.texthide.vector_metrics import recovered
 
 from discreet.attacks.representation.blind import BlindReconstruction, corners, groups, remove_masks
 from discreet.core.errors import SettingError, UnsupportedError

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from benchmarks.vector_metrics import recovered
+from reproductions.texthide.vector_metrics import recovered
 from tests.attacks.representation.conftest import Scene, scene
 
 from discreet.attacks.representation.instance import InstanceReconstruction

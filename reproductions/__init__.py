@@ -1,0 +1,1 @@
+"""The figures and tables of the papers that the package implements, measured again: one folder per paper."""

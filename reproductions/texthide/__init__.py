@@ -1,0 +1,1 @@
+"""TextHide: its accuracy over masks and mixtures, and the attacks on what it releases."""
