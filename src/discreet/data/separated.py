@@ -170,7 +170,7 @@ def _quoted(text: str, where: str, separator: str) -> Rows:
                     rows.append(row)
                 before = reader.line_num
         except csv.Error as error:
-            fault = "a carriage return outside quotation marks" if "new-line" in str(error) else str(error)
+            fault = str(error).partition(" - ")[0]  # without its advice to programmers
             raise DataError(
                 f"Expected well-formed rows in {where!r}; reading stopped at line {before + 1}: {fault}. "
                 'Put a field that holds the separator, a new line or a " in quotation marks, and double those inside.'
