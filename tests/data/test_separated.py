@@ -85,5 +85,5 @@ def test_a_file_with_carriage_returns_alone_has_lines() -> None:
 
 @pytest.mark.parametrize("text", ["a,b\n1\r2,3\n", 'a,b\n"x",1\r2\n'])
 def test_a_lone_carriage_return_outside_marks_is_rejected_and_ends_no_row(text: str) -> None:
-    with pytest.raises(DataError, match="line 2: a carriage return outside"):
+    with pytest.raises(DataError, match="line 2: new-line character seen in unquoted field"):
         read_rows(text, "a", ",", Layout())

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+import yaml
 from safetensors import SafetensorError
 
 from discreet.accounting.events import GaussianDpEvent
@@ -21,7 +22,7 @@ from discreet.models.classifier import Classifier, ModelSettings
 from discreet.models.settings import TrainSettings
 from discreet.protections.texthide import TextHide
 from discreet.runs.checkpoint import LEDGER
-from discreet.runs.folder import begin, load_run, prepared, read_settings, workspace_of
+from discreet.runs.folder import begin, in_yaml, load_run, prepared, read_settings, workspace_of
 from discreet.training.evaluate import predict
 
 
@@ -233,3 +234,17 @@ def test_settings_of_another_format_are_rejected(
     path.write_text("".join(found if line.startswith("format = ") else line for line in lines), encoding="utf-8")
     with pytest.raises(ModelError, match="Expected a run of format"):
         read_settings(path)
+
+
+@pytest.mark.parametrize(
+    "text", ["1e-05", "yes", "", "- a: b # c\n\n  d\n", 'say "no"\\', "naïve 😀\u2028\x07", "0o17", "~"]
+)
+def test_front_matter_is_read_back_by_every_version_of_yaml(text: str) -> None:
+    shared = [1e-05, 12345678901234567890, True, None, -0.5]
+    values = {"name": text, "nested": {"list": [text, {"deep": text}], "one": shared, "two": shared}}
+    written = in_yaml(values)
+    assert yaml.safe_load(written) == values
+    # YAML 1.2 reads more plain words as numbers than 1.1, and fewer as booleans: no text is plain, and nothing is
+    # an alias, which some readers of model cards reject
+    assert f"name: {yaml.dump(text, default_style=chr(34), allow_unicode=True, width=1e9)}" in written
+    assert "&" not in written and "*" not in written

@@ -22,7 +22,7 @@ from scipy.special import ndtri
 
 from discreet.core.errors import DataError, open_probability, probability, whole
 from discreet.core.randomness import Rng
-from discreet.metrics.intervals import lower_rates, upper_rates
+from discreet.core.rates import lower_rates, upper_rates
 
 CONFIDENCE = 0.95
 DRAWS = 200_000  # of each neighbour

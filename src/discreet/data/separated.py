@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import csv
 import io
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,8 @@ _TAB = "\t"
 _MARK = '"'
 _NAMED = {"tab": _TAB, "\\t": _TAB, "comma": ",", "semicolon": ";"}
 _EXCEL = "sep="  # first line in which spreadsheets declare their separator
+
+_LIMIT = threading.Lock()  # the csv module has one limit of the length of fields for the whole process
 
 Rows = list[list[str]]
 
@@ -155,65 +158,26 @@ def _unquoted(text: str, separator: str) -> Rows:
 
 
 def _quoted(text: str, where: str, separator: str) -> Rows:
-    # Not read by the csv module, which needs several times 4 bytes per character for a long field, and for which a
-    # lone \r ends a row.
     rows: Rows = []
-    at, size = 0, len(text)
-    while at < size:
-        end = text.find("\n", at)
-        end = size if end < 0 else end
-        if text.find(_MARK, at, end) < 0:
-            line = text[at:end].removesuffix("\r")
-            if "\r" in line:
-                raise _malformed(text, where, at, "a carriage return outside quotation marks")
-            if line:
-                rows.append(line.split(separator))
-            at = end + 1
-        else:
-            row, at = _quoted_row(text, where, separator, at)
-            rows.append(row)
+    lines = (line + "\n" for line in split_lines(text))
+    reader = csv.reader(lines, delimiter=separator, strict=True)  # given lines, it rejects a lone \r
+    before = 0  # the last line of the rows so far
+    with _LIMIT:
+        limit = csv.field_size_limit(len(text) + 1)
+        try:
+            for row in reader:
+                if row:
+                    rows.append(row)
+                before = reader.line_num
+        except csv.Error as error:
+            fault = str(error).partition(" - ")[0]  # without its advice to programmers
+            raise DataError(
+                f"Expected well-formed rows in {where!r}; reading stopped at line {before + 1}: {fault}. "
+                'Put a field that holds the separator, a new line or a " in quotation marks, and double those inside.'
+            ) from None
+        finally:
+            csv.field_size_limit(limit)
     return rows
-
-
-def _quoted_row(text: str, where: str, separator: str, at: int) -> tuple[list[str], int]:
-    """Return the fields of the row that begins at a position, and where the next one begins."""
-    row: list[str] = []
-    while True:
-        if text.startswith(_MARK, at):
-            close = at + 1
-            while True:
-                close = text.find(_MARK, close)
-                if close < 0:
-                    raise _malformed(text, where, at, "an unclosed quotation mark")
-                if not text.startswith(_MARK, close + 1):
-                    break
-                close += 2
-            row.append(text[at + 1 : close].replace(_MARK * 2, _MARK))
-            at = close + 1
-        else:
-            end = text.find("\n", at)
-            end = len(text) if end < 0 else end
-            end -= text.endswith("\r", at, end)
-            stop = text.find(separator, at, end)
-            stop = end if stop < 0 else stop
-            if text.find("\r", at, stop) >= 0:
-                raise _malformed(text, where, at, "a carriage return outside quotation marks")
-            row.append(text[at:stop])
-            at = stop
-        if text.startswith(separator, at):
-            at += 1
-            continue
-        at += text.startswith("\r", at)
-        if at >= len(text) or text[at] == "\n":
-            return row, at + 1
-        raise _malformed(text, where, at, f"{separator!r} expected after a closing quotation mark")
-
-
-def _malformed(text: str, where: str, at: int, fault: str) -> DataError:
-    return DataError(
-        f"Expected well-formed rows in {where!r}; reading stopped at line {text.count(chr(10), 0, at) + 1}: {fault}. "
-        'Put a field that holds the separator, a new line or a " in quotation marks, and double those inside.'
-    )
 
 
 def _check_widths(rows: Rows, where: str) -> None:

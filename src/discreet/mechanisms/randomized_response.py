@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from discreet.core.errors import DataError, invalid, non_negative, open_probability, whole
+from discreet.core.rates import lower_rates, upper_rates
 from discreet.mechanisms.arrays import Array, in_kind, tensor_of
 from discreet.mechanisms.integers import uniform_below
 
@@ -108,8 +109,6 @@ class RandomizedResponse:
         >>> RandomizedResponse(math.log(3)).shares(np.array([1, 1, 1, 0, 0, 0])).estimate.round(6).tolist()
         [0.5, 0.5]
         """
-        from scipy.special import betaincinv
-
         open_probability("confidence", confidence)
         if self.epsilon == 0:
             raise invalid("epsilon", self.epsilon, "> 0", "At epsilon 0 the reports are independent of the truth.")
@@ -117,13 +116,12 @@ class RandomizedResponse:
         n = len(answers)
         if n == 0 or answers.min() < 0 or answers.max() >= self.categories:
             raise DataError(f"Expected at least one answer, all in 0 … {self.categories - 1}.")
-        counts = np.bincount(answers, minlength=self.categories).astype(np.float64)
+        counts = np.bincount(answers, minlength=self.categories)
         tail = (1 - confidence) / 2
-        low = np.where(counts > 0, betaincinv(np.maximum(counts, 1), n - counts + 1, tail), 0.0)
-        high = np.where(counts < n, betaincinv(counts + 1, np.maximum(n - counts, 1), 1 - tail), 1.0)
         base = (1 - self.truth) / (self.categories - 1)
 
         def true_share(share: Floats) -> Floats:
             return np.asarray((share - base) / (self.truth - base))
 
-        return Shares(true_share(counts / n), true_share(low).clip(0, 1), true_share(high).clip(0, 1), n, confidence)
+        low, high = (true_share(bounds(counts, n, tail)).clip(0, 1) for bounds in (lower_rates, upper_rates))
+        return Shares(true_share(counts / n), low, high, n, confidence)

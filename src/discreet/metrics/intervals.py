@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from discreet.core.errors import invalid, open_probability, whole
 from discreet.core.randomness import Rng
+from discreet.core.rates import lower_rates, upper_rates
 from discreet.core.types import Leakage
 
 Floats = npt.NDArray[np.float64]
@@ -104,25 +105,12 @@ def clopper_pearson(successes: int, trials: int, confidence: float = 0.95) -> tu
     >>> [round(limit, 4) for limit in clopper_pearson(100, 100)]
     [0.9638, 1.0]
     """
-    _check(successes, trials, confidence)
-    tail = (1 - confidence) / 2
+    whole("trials", trials)
+    whole("successes", successes, 0)
+    if successes > trials:
+        raise invalid("successes", successes, f"at most trials={trials}")
+    tail = (1 - open_probability("confidence", confidence)) / 2
     return float(lower_rates(successes, trials, tail)), float(upper_rates(successes, trials, tail))
-
-
-def lower_rates(successes: int | npt.NDArray[np.int64], trials: int, miss: float) -> Floats:
-    """Return one-sided Clopper-Pearson lower bounds of rates, each wrong with probability at most `miss`."""
-    from scipy.special import betaincinv
-
-    safe = np.maximum(successes, 1)
-    return np.where(np.greater(successes, 0), betaincinv(safe, trials - safe + 1, miss), 0.0)
-
-
-def upper_rates(successes: int | npt.NDArray[np.int64], trials: int, miss: float) -> Floats:
-    """Return one-sided Clopper-Pearson upper bounds of rates, each wrong with probability at most `miss`."""
-    from scipy.special import betaincinv
-
-    safe = np.minimum(successes, trials - 1)
-    return np.where(np.less(successes, trials), betaincinv(safe + 1, trials - safe, 1 - miss), 1.0)
 
 
 def rate_of(metric: str, successes: int, trials: int, chance: float | None) -> Leakage:
@@ -143,30 +131,6 @@ def share_interval(hits: npt.NDArray[np.bool_], units: npt.NDArray[np.int64]) ->
     count, share = len(np.unique(units)), float(hits.mean())
     low, high = clopper_pearson(round(share * count), count)
     return min(low, share), max(high, share)
-
-
-def wilson(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Return Wilson's interval of a rate: its coverage is close to the confidence on average, and it is shorter.
-
-    >>> [round(limit, 4) for limit in wilson(100, 100)]
-    [0.963, 1.0]
-    """
-    _check(successes, trials, confidence)
-    from scipy.stats import norm
-
-    z = float(norm.ppf((1 + confidence) / 2))
-    rate = successes / trials
-    centre = (rate + z * z / (2 * trials)) / (1 + z * z / trials)
-    half = z * math.sqrt(rate * (1 - rate) / trials + z * z / (4 * trials * trials)) / (1 + z * z / trials)
-    return min(max(0.0, centre - half), rate), max(min(1.0, centre + half), rate)
-
-
-def _check(successes: int, trials: int, confidence: float) -> None:
-    whole("trials", trials)
-    whole("successes", successes, 0)
-    if successes > trials:
-        raise invalid("successes", successes, f"at most trials={trials}")
-    open_probability("confidence", confidence)
 
 
 Rate = tuple[float, float, float]
@@ -200,13 +164,8 @@ def true_positive_rates(
 
 def _allowed(others: int, rate: float) -> int | None:
     """Return how many non-members may exceed the threshold for the rate to hold with 95% confidence."""
-    if rate >= 1:
-        return others
-    low, high = -1, others  # the largest count that shows the rate is in [low, high)
-    while high - low > 1:
-        middle = (low + high) // 2
-        if clopper_pearson(middle, others, 0.90)[1] <= rate:
-            low = middle
-        else:
-            high = middle
-    return None if low < 0 else low
+    from scipy.stats import binom
+
+    # so few successes have a probability of at most 5% at this rate: the upper Clopper-Pearson bound, inverted
+    most = others if rate >= 1 else int(binom.ppf(0.05, others, rate)) - 1
+    return None if most < 0 else most

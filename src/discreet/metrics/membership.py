@@ -199,10 +199,10 @@ def largest_advantage(scored: Scored) -> float:
     >>> largest_advantage(Scored.of([3.0, 1.0, 2.0, 0.0], inside))
     0.5
     """
-    cuts = np.unique(np.concatenate([scored.members, scored.others]))
-    inside = 1 - np.searchsorted(np.sort(scored.members), cuts, side="right") / len(scored.members)
-    outside = 1 - np.searchsorted(np.sort(scored.others), cuts, side="right") / len(scored.others)
-    return max(0.0, float((inside - outside).max()))
+    from scipy.stats import ks_2samp
+
+    # it is the one-sided statistic of Kolmogorov and Smirnov; its p-value is not used
+    return float(ks_2samp(scored.members, scored.others, alternative="less", method="asymp").statistic)
 
 
 def roc_points(scored: Scored, points: int = 60) -> list[tuple[float, float]]:

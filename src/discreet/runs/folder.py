@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import shutil
 import time
@@ -66,10 +67,11 @@ def front_matter(task: str | None, guarantee: Guarantee | None, library: str | N
     ---
     library_name: "discreet"
     pipeline_tag: "text-classification"
-    tags: ["discreet"]
+    tags:
+    - "discreet"
     ---
     """
-    return in_yaml(card_values(task, guarantee, library))
+    return f"---\n{in_yaml(card_values(task, guarantee, library))}---"
 
 
 def card_values(task: str | None, guarantee: Guarantee | None, library: str | None = "discreet") -> dict[str, Any]:
@@ -86,22 +88,34 @@ def card_values(task: str | None, guarantee: Guarantee | None, library: str | No
 
 
 def in_yaml(values: Mapping[str, Any]) -> str:
-    """Return front matter with these values."""
-    return "---\n" + "".join(f"{name}: {yaml_value(value)}\n" for name, value in values.items()) + "---"
+    """Return values as YAML in block style.
 
+    Strings are in double quotes, because YAML 1.2 reads a plain `1e-05` as a number, and YAML 1.1 does not.
 
-def yaml_value(value: Any) -> str:
-    """Return a value as JSON that is YAML too, where 1e-05 would be a text and 1.0e-05 is a number.
-
-    >>> yaml_value({"delta": 1e-05, "caveats": ["1e-05"]})
-    '{"delta": 1.0e-05, "caveats": ["1e-05"]}'
+    >>> print(in_yaml({"delta": 1e-05, "tags": ["1e-05"]}), end="")
+    delta: 1.0e-05
+    tags:
+    - "1e-05"
     """
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{json.dumps(name)}: {yaml_value(item)}" for name, item in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(yaml_value, value)) + "]"
-    text = json.dumps(value, ensure_ascii=False)  # YAML reads no escaped surrogates
-    return text.replace("e", ".0e") if isinstance(value, float) and "e" in text and "." not in text else text
+    import yaml
+
+    class Quoting(yaml.SafeDumper):  # type: ignore[misc]
+        def represent_mapping(self, *settings: Any) -> Any:
+            node = super().represent_mapping(*settings)
+            for key, _ in node.value:
+                key.style = None
+            return node
+
+        def ignore_aliases(self, data: object) -> bool:
+            return True  # a list that occurs twice is written twice
+
+    def quoted(dumper: Any, text: str) -> Any:
+        return dumper.represent_scalar("tag:yaml.org,2002:str", str(text), style='"')
+
+    Quoting.add_representer(str, quoted)
+    Quoting.add_multi_representer(str, quoted)  # members of enumerations
+    text: str = yaml.dump(dict(values), Dumper=Quoting, sort_keys=False, allow_unicode=True, width=math.inf)
+    return text
 
 
 def model_card(

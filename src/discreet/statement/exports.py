@@ -19,7 +19,7 @@ from discreet.core.errors import UnsupportedError
 from discreet.core.files import sha256
 from discreet.core.guarantee import in_digits
 from discreet.core.task import Task
-from discreet.runs.folder import card_values, in_yaml, yaml_value
+from discreet.runs.folder import card_values, in_yaml
 from discreet.statement.facts import Facts, Kind
 from discreet.statement.statement import NONE
 
@@ -62,7 +62,7 @@ def opendp(statement: Mapping[str, Any]) -> str:
             "with a method of differential privacy."
         )
     first = f"# An entry for the registry of deployments. Fill in every {COMPLETE}, and check the type of the curator."
-    return "\n".join([first, *_yaml(deployment(statement))]) + "\n"
+    return f"{first}\n{in_yaml(deployment(statement))}"
 
 
 def deployment(statement: Mapping[str, Any]) -> dict[str, Any]:
@@ -159,25 +159,6 @@ def _utility(values: Mapping[str, Any]) -> str:
     return f"{', '.join(shown) or 'not measured'}. {values['note']}"
 
 
-def _yaml(value: Any, indent: int = 0) -> list[str]:
-    """Return plain values as YAML in block style, with strings in double quotes, as the registry asks for."""
-    space, lines = " " * indent, []
-    for key, inner in value.items():
-        if isinstance(inner, dict):
-            lines += [f"{space}{key}:", *_yaml(inner, indent + 2)]
-        elif isinstance(inner, list):
-            lines.append(f"{space}{key}:")
-            for one in inner:
-                if isinstance(one, dict):
-                    first, *rest = _yaml(one, indent + 4)
-                    lines += [f"{space}  - {first.strip()}", *rest]
-                else:
-                    lines.append(f"{space}  - {yaml_value(one)}")
-        else:
-            lines.append(f"{space}{key}: {yaml_value(inner)}")
-    return lines
-
-
 def huggingface(statement: Mapping[str, Any], facts: Facts) -> str:
     """Return the front matter of a model card, or of a data card for sanitized text."""
     text = statement["release"]["kind"] == Kind.SANITIZED
@@ -198,7 +179,7 @@ def huggingface(statement: Mapping[str, Any], facts: Facts) -> str:
             "metrics": [{"type": row["metric"], "value": row["value"]} for row in measured],
         }
         values["model-index"] = [{"name": statement["release"]["name"], "results": [result]}]
-    return in_yaml(values) + "\n"
+    return f"---\n{in_yaml(values)}---\n"
 
 
 def croissant(statement: Mapping[str, Any], facts: Facts) -> str:

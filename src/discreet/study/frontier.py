@@ -16,7 +16,6 @@ from discreet.core.errors import SettingError, did_you_mean, invalid
 from discreet.core.guarantee import Guarantee
 from discreet.core.randomness import Rng
 from discreet.core.types import Leakage, Trial
-from discreet.metrics.intervals import wilson
 from discreet.metrics.utility import LOWER_IS_BETTER, is_better
 from discreet.study.file import Goal
 from discreet.study.grid import Name, names_of, strength_of
@@ -159,7 +158,10 @@ def _utility_interval(metric: str, trial: Trial) -> tuple[float, float]:
     if interval is not None:
         return min(float(interval[0]), value), max(float(interval[1]), value)
     if metric == "accuracy" and rows:
-        return wilson(round(value * rows), int(rows))
+        from scipy.stats import binomtest
+
+        low, high = binomtest(round(value * rows), int(rows)).proportion_ci(method="wilson")
+        return min(float(low), value), max(float(high), value)  # rounding must not exclude the rate
     return value, value
 
 
