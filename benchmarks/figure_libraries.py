@@ -25,7 +25,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.code_size import code_lines
+from tools.code_size import code_lines
+
 from discreet.report import figures
 from discreet.report.figures import Axis, Figure, Line, Mark
 
