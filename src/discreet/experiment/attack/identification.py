@@ -19,6 +19,7 @@ from discreet.data.samplers import FixedSize, Poisson
 from discreet.experiment.attack.request import AttackRequest, Callbacks, Findings, Updates, sampling_rate
 from discreet.mechanisms.von_mises_fisher import VonMisesFisher
 from discreet.metrics.intervals import rate_of
+from discreet.protections.base import trust_in
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
 from discreet.releases.description import NOISY, Misfit, gradient_facts
@@ -61,8 +62,8 @@ def identify(request: AttackRequest, scene: Scene, callbacks: Callbacks) -> Find
             # All updates cost a unit what the training costs it; in one release a candidate is a single record.
             unit=rows.unit_name if rows.units is None or updates is not None else "record",
             assumptions=(*assumed, "the noise is secret; here it was simulated"),
-        ).with_caveats(frozenset() if updates is None else updates.caveats)
-    proven = updates is None or updates.certified
+        ).with_caveats(trust_in(request.protect) | (frozenset() if updates is None else updates.caveats))
+    proven = (request.protect is None or not trust_in(request.protect)) and (updates is None or updates.certified)
     return Findings(
         leakages=(rate_of(METRIC, result.hits, result.draws, result.chance),),
         release=_facts(request, scene, count),
