@@ -335,8 +335,8 @@ class Protection(ABC):
         return name_of(type(self), "protection", self.name)
 
 
-def trust_in(protect: Protection) -> frozenset[Caveat]:
-    """Return the caveat of a protection of another package, whose noise is not known to match the cost it states."""
+def trust_in(protect: object) -> frozenset[Caveat]:
+    """Return the caveat of a protection or aggregation of another package, whose noise may not match what it states."""
     return frozenset() if is_of_package(type(protect)) else frozenset({Caveat.THIRD_PARTY_PROTECTION})
 
 

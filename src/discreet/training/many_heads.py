@@ -49,8 +49,9 @@ class HeadJob:
 
 def can_train_together(model: ModelSettings, train: TrainSettings, protect: Protection | None, task: str) -> bool:
     """Return whether heads with these settings can be trained at once: linear ones, plain or with noisy gradients."""
-    plain = protect is None or (isinstance(protect, DPSGD) and protect.clipping == "flat")
-    plain = plain or (isinstance(protect, DirDPSGD) and protect.partition == "whole")
+    # a subclass may add up gradients otherwise than the batched steps do
+    plain = protect is None or (type(protect) is DPSGD and protect.clipping == "flat")
+    plain = plain or (type(protect) is DirDPSGD and protect.partition == "whole")
     simple = not train.averaging and train.patience is None and train.accumulate == 1
     linear = model.frozen and model.head == "linear" and not model.has_pooler
     return Task(task).has_classes and linear and plain and simple

@@ -459,8 +459,8 @@ def _shares(usual: Sequence[bool]) -> tuple[float, ...]:
 
 def _checked(protect: Protection) -> DPSGD:
     """Return the protection of a search; reject one whose cost is not known to be a budget of DP-SGD."""
-    if not isinstance(protect, DPSGD):
-        raise invalid("protect", protect.name, "dp-sgd in a private search", "Train with this protection instead.")
+    if type(protect) is not DPSGD:  # trials may be trained together, which a subclass does not know
+        raise invalid("protect", protect.found_by, "dp-sgd in a private search", "Train with this protection instead.")
     if protect.epsilon is None or protect.noise_multiplier is not None or protect.true_positive_rate is not None:
         remedy = f"The search divides a budget: set {setting('epsilon', 3)}, and no noise."
         raise invalid("protect", protect.facts(), "dp-sgd with an epsilon alone", remedy)
