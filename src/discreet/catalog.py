@@ -54,10 +54,10 @@ class CorpusEntry(Entry):
     def make(self, seed: int, rows: int | None) -> Corpus:
         """Return the corpus; one that is not generated ignores the seed and has all its rows."""
         shape = {"seed": seed, **({} if rows is None else {"count": rows})} if self.generated else {}
-        corpus: Corpus = self.load()(**shape, **self.arguments)
-        kind: type = Entry("discreet.data.corpus:Corpus", "", "").load()
-        if type(corpus) is not kind:
-            raise DataError(f"Expected a Corpus from {self.path}, got {type(corpus).__name__}. Return one.")
+        made: Any = self.load()(**shape, **self.arguments)
+        if not isinstance(made, Entry("discreet.data.corpus:Corpus", "", "").load()):
+            raise DataError(f"Expected a Corpus from {self.path}, got {type(made).__name__}. Return one.")
+        corpus: Corpus = made
         return corpus
 
 
