@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.metadata
 import inspect
 import os
 import re
@@ -21,7 +20,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from discreet.core.errors import SettingError, first_line, one_of, shown
+from discreet.core.errors import SettingError, did_you_mean, first_line, invalid, shown
 
 E = TypeVar("E")
 # Makes an entry of what a plug-in names: its name, "module:Name", and the object. Raises `Unfit` for a wrong object.
@@ -77,9 +76,11 @@ class Listed(Generic[E]):
 @functools.cache
 def plug_ins(kind: str) -> tuple[PlugIn, ...]:
     """Return the plug-ins of a kind that installed packages declare, without importing them."""
+    from importlib.metadata import entry_points  # which takes longer to import than this package
+
     found = {
         PlugIn(point.name, point.value, "" if point.dist is None else f"{point.dist.name} {point.dist.version}")
-        for point in importlib.metadata.entry_points(group=GROUPS[kind])
+        for point in entry_points(group=GROUPS[kind])
     }
     return tuple(sorted(found, key=lambda one: (one.name, one.package)))
 
@@ -178,8 +179,10 @@ class Names(dict[str, E], Generic[E]):
         """Return the name of an entry or of `others`, or raise SettingError for the setting that names it."""
         if (self.owns(name) or name in others) or (isinstance(name, str) and name in self):
             return name
-        plug_ins = sorted({one.name for one in self.plug_ins})
-        return one_of(setting, name, [*others, *self, *plug_ins])
+        names = [*others, *self, *sorted({one.name for one in self.plug_ins})]
+        remedy = f"No installed package has a {self.kind} of this name."
+        guess = did_you_mean(name, names) if isinstance(name, str) else ""
+        raise invalid(setting, name, "one of " + ", ".join(names), guess or remedy)
 
     @property
     def plug_ins(self) -> tuple[PlugIn, ...]:

@@ -28,14 +28,15 @@ from tests.doors.test_representations import command as command  # a fixture
 from tests.doors.test_text_classifier import CLASSES as NAMES
 from tests.doors.test_text_classifier import LABELS, QUICK, TEXTS
 
-from discreet import DPSGD, TextClassifier, TrainingPlan, TrainSettings, train
+from discreet import DPSGD, Dager, OneOfN, TextClassifier, TrainingPlan, TrainSettings, train
 from discreet.accounting.ledger import Ledger
-from discreet.core.errors import SettingError
+from discreet.core.errors import SettingError, UnsupportedError
 from discreet.core.guarantee import Caveat, Guarantee
 from discreet.data.corpus import Corpus
+from discreet.experiment import AttackRequest, SceneRequest, attack_once, load_scene
 from discreet.federated.client import Client
 from discreet.federated.run import FederateOptions, federate
-from discreet.models.classifier import Classifier
+from discreet.models.classifier import Classifier, ModelSettings
 from discreet.training.plan import PrivatePlan
 from discreet.training.tuning import SearchPlan
 
@@ -191,3 +192,15 @@ def test_an_audited_run_keeps_its_caveat_and_one_release_of_it_has_no_audit(
     assert is_an_estimate(Guarantee.from_dict(result["guarantee"]))
     said = answer("audit", "--protect", f"{MODULE}:Quiet", "--set", "noise_multiplier=1", home=tmp_path)
     assert said.status == 2 and "--protect to be one of dp-sgd" in said.err
+
+
+def test_one_of_n_is_not_simulated_with_noise_that_may_not_be_added(
+    tiny_encoder: Callable[[str], Path], toy_csv: Path
+) -> None:
+    settings = ModelSettings(encoder=str(tiny_encoder("bert")), train="all", dropout=0.0)
+    scene = load_scene(SceneRequest(str(toy_csv), model=settings))
+    request = AttackRequest(OneOfN(), Quiet(2.0), candidates=8, draws=500)
+    with pytest.raises(UnsupportedError, match="dp-sgd or dir-dp-sgd itself for 1-of-n, got tests.doors.foreign:Quiet"):
+        attack_once(request, scene)
+    read = attack_once(AttackRequest(Dager(), Quiet(2.0), name="dager", examples=1, max_words=6), scene)
+    assert read.guarantee is not None and read.guarantee.caveats >= FOREIGN and not read.guarantee.certified

@@ -62,8 +62,8 @@ def identify(request: AttackRequest, scene: Scene, callbacks: Callbacks) -> Find
             # All updates cost a unit what the training costs it; in one release a candidate is a single record.
             unit=rows.unit_name if rows.units is None or updates is not None else "record",
             assumptions=(*assumed, "the noise is secret; here it was simulated"),
-        ).with_caveats(trust_in(request.protect) | (frozenset() if updates is None else updates.caveats))
-    proven = (request.protect is None or not trust_in(request.protect)) and (updates is None or updates.certified)
+        ).with_caveats(frozenset() if updates is None else updates.caveats)
+    proven = updates is None or updates.certified
     return Findings(
         leakages=(rate_of(METRIC, result.hits, result.draws, result.chance),),
         release=_facts(request, scene, count),
@@ -156,6 +156,11 @@ def _check_request(request: AttackRequest) -> None:
         raise invalid("first_words", request.first_words, "left out for 1-of-n", "It compares complete texts.")
     if protect is not None and not isinstance(protect, DPSGD | DirDPSGD):
         raise Misfit(NOISY, protect.name, protect.place).error(request.label)
+    if protect is not None and trust_in(protect):
+        raise UnsupportedError(
+            f"Expected dp-sgd or dir-dp-sgd itself for 1-of-n, got {protect.found_by}. The releases are simulated with "
+            "the noise of those, which a class of another package may not add; use another attack."
+        )
     if request.batch_size != 1:
         remedy = "This attacker knows the other members of the batch and subtracts them; they change nothing."
         raise invalid("batch_size", request.batch_size, "1 for 1-of-n", remedy)
