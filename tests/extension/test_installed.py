@@ -136,3 +136,20 @@ def test_a_study_with_two_workers_finds_it(
     assert guarantee is not None and guarantee.caveats == {Caveat.THIRD_PARTY_PROTECTION}
     measured = {leak.metric for leak in trials["none"].leakages}
     assert {"rss/first_word", "frequent-words/bag_recall"} <= measured
+
+
+def test_a_run_whose_protection_is_not_installed_says_so(
+    run: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    code = """
+from discreet.catalog import protection_from_table
+from discreet.core.errors import SettingError
+for name in ("redacted-otherwise", "no_such_package.module:Redact"):
+    try:
+        protection_from_table({"name": name})
+    except SettingError as error:
+        print(error)
+"""
+    first, second = run("-c", code).stdout.splitlines()
+    assert "No installed package has a protection of this name." in first
+    assert "install its package, or put its folder on PYTHONPATH" in second

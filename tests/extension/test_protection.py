@@ -55,3 +55,14 @@ def test_python_trains_under_it(tiny_encoder: Callable[[str], Path]) -> None:
 
 def test_a_study_checks_it() -> None:
     check(Study("own", data={"source": "notes"}, protections=({"name": NAME, "mark": ["#", "*"]}, {"name": PATH})))
+
+
+def test_an_attack_reads_what_it_releases(
+    toy_csv: Path, tiny_encoder: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["attack", "--attack", "dager", "--data", str(toy_csv), "--model", str(tiny_encoder("bert")), "--json"]
+    words += ["--examples", "1", "--max-words", "6", "--protect", PATH]
+    assert main([*words, "--protect-set", "mark=*"]) == 0
+    assert "words are released" in json.loads(capsys.readouterr().out)["guarantee"]["reason"]
+    assert main([*words, "--protect-set", "mark=two"]) == 2
+    assert "--protect-set mark=" in capsys.readouterr().err

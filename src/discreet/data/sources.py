@@ -248,10 +248,13 @@ def load(
         corpus = _from_files(name, columns, validation, task, label_names, warn=not each_row)
     if each_row:
         corpus = dataclasses.replace(corpus, units=None, unit_name=EACH_ROW)
-    if named:
+    if CORPORA.owns(name):
         corpus = _split_built_in(corpus, name, validation, near)
         corpus = corpus.unlabelled() if task == "unlabelled" else corpus
     else:
+        if named and isinstance(validation, str | Path):
+            raise DataError(f"Expected validation={str(validation)!r} to be a fraction for the corpus {name!r}.")
+        corpus = corpus.unlabelled() if named and task == "unlabelled" else corpus
         corpus = _split_files(corpus, validation, near, label_names is None, strict)
     every_class = label_names is None
     if share is not None:
