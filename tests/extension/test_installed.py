@@ -115,9 +115,10 @@ def test_a_run_is_trained_under_it_attacked_by_it_and_measured_by_it(
     said = run("-m", "discreet", *attack, "--attack", "frequent-words")
     assert said.returncode == 0 and json.loads(said.stdout)["attack"] == "frequent-words", said.stderr
     code = f"""
+from pathlib import Path
 from discreet import load_run
 from discreet.catalog import attack_of, metrics
-protect = load_run({str(out)!r}).settings.protect
+protect = load_run(Path({str(out)!r})).settings.protect
 print(type(protect).__module__, protect.noise_multiplier, attack_of("frequent-words").words)
 print(metrics()["first_word"].score("a b", "a c"))
 """
