@@ -2,18 +2,21 @@
 
 This is the only place where names become objects. Nothing is imported until an entry is loaded, so that commands, run
 folders and studies can list names quickly. Metrics are entries of `discreet.metrics.table`, which `metrics` returns.
+Names of plug-ins and `module:Name` are looked up in the same tables (`discreet.plugins`).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import importlib
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from discreet.core.errors import SettingError, invalid, one_of
+from discreet.core.errors import DataError, SettingError, invalid, one_of, shown
 from discreet.core.settings import parse
+from discreet.plugins import Names, Unfit, check_name, docstring_line
 
 if TYPE_CHECKING:
     from discreet.attacks.base import Attack
@@ -51,7 +54,10 @@ class CorpusEntry(Entry):
     def make(self, seed: int, rows: int | None) -> Corpus:
         """Return the corpus; one that is not generated ignores the seed and has all its rows."""
         shape = {"seed": seed, **({} if rows is None else {"count": rows})} if self.generated else {}
-        corpus: Corpus = self.load()(**shape, **self.arguments)
+        made: Any = self.load()(**shape, **self.arguments)
+        if not isinstance(made, Entry("discreet.data.corpus:Corpus", "", "").load()):
+            raise DataError(f"Expected a Corpus from {self.path}, got {type(made).__name__}. Return one.")
+        corpus: Corpus = made
         return corpus
 
 
@@ -66,7 +72,62 @@ class AttackEntry(Entry):
     about_people: bool = False
 
 
-ATTACKS: dict[str, AttackEntry] = {
+_BASES = {"attack": "discreet.attacks.base:Attack", "protection": "discreet.protections.base:Protection"}
+_FROZEN = "a frozen dataclass (@dataclass(frozen=True)), whose fields are its settings"
+
+
+def _check_class(kind: str, name: str, found: Any) -> None:
+    """Reject what is not a complete class of a kind: a frozen dataclass that declares what its base class asks for."""
+    base: Any = Entry(_BASES[kind], "", "").load()
+    rule = f"a subclass of {_BASES[kind].replace(':', '.')}"
+    if not isinstance(found, type):
+        raise Unfit(rule, f"a {type(found).__name__}")
+    own: Any = found
+    if not issubclass(own, base):
+        raise Unfit(rule, f"the class {own.__name__}, which is none")
+    if missing := sorted(own.__abstractmethods__):
+        raise Unfit("complete", f"a class without {', '.join(missing)}")
+    params = vars(own).get("__dataclass_params__")
+    if params is None:
+        raise Unfit(_FROZEN, "an ordinary class")
+    if not params.frozen:
+        raise Unfit(_FROZEN, "a dataclass that is not frozen")
+    check_name(name, own.name)
+
+
+def _words(name: str, declared: object) -> str:
+    """Return the label that a class declares, or its name in words."""
+    return declared if isinstance(declared, str) and declared else name.rpartition(":")[2].replace("-", " ")
+
+
+def _attack_entry(name: str, path: str, found: Any) -> AttackEntry:
+    """Return the entry of an attack of a plug-in."""
+    _check_class("attack", name, found)
+    if not hasattr(found, "sees"):
+        raise Unfit("complete", "a class that does not declare `sees`, the kind of release that it attacks")
+    about_people = found.family.value == "people"
+    return AttackEntry(path, _words(name, found.label), docstring_line(found), found.sees.kind, about_people)
+
+
+def _protection_entry(name: str, path: str, found: Any) -> Entry:
+    """Return the entry of a protection of a plug-in."""
+    _check_class("protection", name, found)
+    if not hasattr(found, "place"):
+        raise Unfit("a protection of gradients, vectors or texts", "a class that declares no `place`; subclass one")
+    return Entry(path, _words(name, found.label), docstring_line(found))
+
+
+def _corpus_entry(name: str, path: str, found: Any) -> CorpusEntry:
+    """Return the entry of a corpus of a plug-in."""
+    try:
+        inspect.signature(found).bind(seed=0, count=1)
+    except (TypeError, ValueError):
+        rule = "a function that takes `seed` and `count`, the number of rows, and returns a Corpus"
+        raise Unfit(rule, f"{type(found).__name__} {shown(found, 60)}") from None
+    return CorpusEntry(path, _words(name, None), docstring_line(found), generated=True)
+
+
+_ATTACKS: dict[str, AttackEntry] = {
     "lamp": AttackEntry(
         "discreet.attacks.matching.lamp_tag_dlg:Lamp",
         "LAMP",
@@ -253,7 +314,9 @@ ATTACKS: dict[str, AttackEntry] = {
     ),
 }
 
-PROTECTIONS: dict[str, Entry] = {
+ATTACKS = Names("attack", _ATTACKS, _attack_entry)
+
+_PROTECTIONS: dict[str, Entry] = {
     "dp-sgd": Entry(
         "discreet.protections.dp_sgd:DPSGD",
         "DP-SGD",
@@ -296,6 +359,8 @@ PROTECTIONS: dict[str, Entry] = {
     ),
 }
 
+PROTECTIONS = Names("protection", _PROTECTIONS, _protection_entry)
+
 AGGREGATIONS: dict[str, Entry] = {
     "mean": Entry(
         "discreet.federated.aggregation:Mean",
@@ -315,7 +380,7 @@ AGGREGATIONS: dict[str, Entry] = {
 }
 
 _NOTE_PAIRS, _REVIEWS = "discreet.data.note_pairs:note_pairs", "discreet.data.sources:reviews"
-CORPORA: dict[str, CorpusEntry] = {
+_CORPORA: dict[str, CorpusEntry] = {
     "notes": CorpusEntry(
         "discreet.data.notes:notes",
         "clinic notes",
@@ -343,6 +408,7 @@ CORPORA: dict[str, CorpusEntry] = {
         _REVIEWS, "Rotten Tomatoes reviews", "Only the reviews from Rotten Tomatoes.", {"part": "rotten_tomatoes"}
     ),
 }
+CORPORA = Names("corpus", _CORPORA, _corpus_entry)
 
 
 def attack_class(name: str) -> type[Attack]:
@@ -353,7 +419,7 @@ def attack_class(name: str) -> type[Attack]:
     ...
     discreet.core.errors.SettingError: Expected attack to be one of ... Did you mean 'dager'?
     """
-    kind: type[Attack] = ATTACKS[one_of("attack", name, ATTACKS)].load()
+    kind: type[Attack] = ATTACKS[ATTACKS.check("attack", name)].load()
     return kind
 
 
@@ -370,7 +436,7 @@ def protection_class(name: str) -> type[Protection]:
     ...
     discreet.core.errors.SettingError: Expected protect to be one of dp-sgd, dir-dp-sgd, ... Did you mean 'dp-sgd'?
     """
-    kind: type[Protection] = PROTECTIONS[one_of("protect", name, PROTECTIONS)].load()
+    kind: type[Protection] = PROTECTIONS[PROTECTIONS.check("protect", name)].load()
     return kind
 
 
@@ -417,7 +483,7 @@ def aggregation_from_table(values: Mapping[str, Any]) -> Aggregation:
     return parse(kind, {key: value for key, value in values.items() if key != "name"}, "aggregation")
 
 
-def metrics() -> Mapping[str, Metric]:
+def metrics() -> Names[Metric]:
     """Return every metric by its name."""
     from discreet.metrics.table import METRICS
 

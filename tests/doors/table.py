@@ -33,6 +33,7 @@ DOORS = {
 ACTS = {
     "unit": "before: leaves the privacy unit out although people have several rows",
     "again": "before: releases the same people a second time",
+    "foreign": "before: uses a protection of another package",
     "stop": "during: stops early because of what the model shows",
     "error": "during: catches an error and carries on",
     "state": "during: writes state that depends on private rows",

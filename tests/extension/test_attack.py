@@ -1,7 +1,4 @@
-"""Adding an attack takes two files besides its test: the attack, and one entry of the catalog.
-
-Nothing else is told of it: the command line, studies and the explorer find it by its name.
-"""
+"""An attack of a package of its own: the command line, studies and the explorer find it by its name."""
 
 import json
 from collections.abc import Callable
@@ -9,24 +6,14 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-from tests.extension.frequent_words import FrequentWords
 
-from discreet import catalog
-from discreet.catalog import AttackEntry
+from discreet.catalog import ATTACKS, attack_class
 from discreet.cli.main import main
 from discreet.core.errors import SettingError
 from discreet.study.file import Study, check
 
-NAME = FrequentWords.name
-ENTRY = AttackEntry(
-    "tests.extension.frequent_words:FrequentWords", "frequent words", "Guesses the most frequent words of public text."
-)
-
-
-@pytest.fixture(autouse=True)
-def added(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Add the entry."""
-    monkeypatch.setitem(catalog.ATTACKS, NAME, ENTRY)
+NAME = "frequent-words"
+pytestmark = pytest.mark.usefixtures("example")
 
 
 def test_the_command_line_runs_it(
@@ -52,8 +39,9 @@ def test_a_study_checks_it(words: int) -> None:
         check(study)
 
 
-def test_the_explorer_offers_it_in_the_words_of_the_catalog() -> None:
+def test_the_explorer_offers_it_in_its_own_words() -> None:
     from discreet.cli.serve import menu_of_catalog
 
     attack = menu_of_catalog(6.0).attacks[NAME]
-    assert isinstance(attack, FrequentWords) and attack.summary == ENTRY.help and attack.label == ENTRY.label
+    assert isinstance(attack, attack_class(NAME)) and attack.summary == ATTACKS[NAME].help
+    assert (attack.label, attack.summary) == ("frequent words", "Guesses the most frequent words of public text.")

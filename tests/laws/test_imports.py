@@ -17,16 +17,17 @@ _EVERYTHING = _EXPERIMENT | {"experiment", "estimator", "study", "report", "stat
 ALLOWED: dict[str, set[str]] = {
     "core": set(),
     # it imports what it names when that is loaded
-    "catalog": {"core", "attacks", "protections", "data", "metrics", "federated"},
+    "catalog": {"core", "plugins", "attacks", "protections", "data", "metrics", "federated"},
+    "plugins": {"core"},  # what it finds belongs to other packages
     "accounting": {"core"},
     "mechanisms": {"core", "accounting"},
     "data": {"core", "accounting", "catalog"},
     "clipping": {"core"},
-    "metrics": {"core"},
+    "metrics": {"core", "plugins"},
     "models": {"core", "data", "clipping"},
-    "protections": {"core", "accounting", "mechanisms", "data", "clipping", "models", "metrics"},
+    "protections": {"core", "plugins", "accounting", "mechanisms", "data", "clipping", "models", "metrics"},
     "releases": _INNER,
-    "attacks": {"core", "data", "models", "clipping", "mechanisms", "catalog"},
+    "attacks": {"core", "data", "models", "clipping", "mechanisms", "catalog", "plugins"},
     "runs": _INNER,  # what a run is on disk; training writes it
     "training": _INNER | {"releases", "runs"},
     "federated": _TRAINED,

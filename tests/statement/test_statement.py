@@ -409,7 +409,7 @@ def test_sanitized_text_has_a_statement_and_a_croissant(
 
 def test_every_protection_in_the_catalog_is_described() -> None:
     assert set(PROTECTIONS) <= set(METHODS)
-    assert method_of({"name": "of somebody else"}) is METHODS["own loop"]
+    assert method_of({"name": "of somebody else"}) is METHODS["third party"]
 
 
 def test_a_statement_never_loads_torch(run_of: Callable[..., Path]) -> None:

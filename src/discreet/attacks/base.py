@@ -16,6 +16,7 @@ from discreet.catalog import ATTACKS
 from discreet.core.errors import positive, whole
 from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, Guess, Knowledge, ModelRelease, Release, RepresentationRelease
+from discreet.plugins import docstring_line
 
 if TYPE_CHECKING:
     from discreet.models.base import TextModel
@@ -79,7 +80,8 @@ class Attack(ABC):
     """Base class: settings are the fields of a frozen dataclass, and `run` attacks a release.
 
     A subclass declares what it `sees`, `returns` and `needs`, and the `family` of attacks that it is run and measured
-    with. `name` is its name in the catalog, which holds its label and help. `aligned` means one guess for each released
+    with. `name` is its name in the catalog, which holds its label and help; a plug-in has the name of its entry point,
+    may declare a `label`, and its help is the first line of its docstring. `aligned` means one guess for each released
     vector, in the same order. `has_time_limit` means that its field `seconds` limits the search.
     """
 
@@ -98,12 +100,14 @@ class Attack(ABC):
     @property
     def label(self) -> str:
         """The name of the attack in a sentence."""
-        return ATTACKS[self.name].label if self.name in ATTACKS else self.name or type(self).__name__
+        if ATTACKS.owns(self.name):
+            return ATTACKS[self.name].label
+        return self.name.replace("-", " ") or type(self).__name__
 
     @property
     def summary(self) -> str:
         """The one-line help of the attack."""
-        return ATTACKS[self.name].help if self.name in ATTACKS else ""
+        return ATTACKS[self.name].help if ATTACKS.owns(self.name) else docstring_line(type(self))
 
     @property
     def identifies(self) -> bool:

@@ -56,7 +56,12 @@ def attacks_by_need() -> str:
 class AttackOptions:
     """Options of an attack besides those of the data and the model."""
 
-    attack: str | None = option_field(None, attacks_by_need(), _ATTACK, "one that fits the run, or dager")
+    attack: str | None = option_field(
+        None,
+        attacks_by_need() + "\n\nOr a plug-in (`discreet names`), or module:Class.",
+        _ATTACK,
+        "one that fits the run, or dager",
+    )
     data: str | None = option_field(
         None, "Text to attack; see DATA in `discreet train --help`.", _ATTACK, "the run's own, or notes"
     )

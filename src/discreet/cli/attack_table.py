@@ -318,7 +318,7 @@ def attack_for_run(run: Path, protect: str | None) -> str:
     if not path.exists():
         return "dager"  # load_run raises the error
     settings = read_settings(path)
-    own = None if settings.protect is None else settings.protect.name
+    own = None if settings.protect is None else settings.protect.found_by
     names = _fitting(settings.model.train, own if protect is None else protect)
     if not names:
         raise UnsupportedError(
@@ -363,7 +363,9 @@ def suggesting_attacks(scene: Scene, name: str, protections: Sequence[Protected]
         raise
     except UnsupportedError as error:
         built = protections[0].protect
-        others = [n for n in _fitting(scene.model.settings.train, None if built is None else built.name) if n != name]
+        others = [
+            n for n in _fitting(scene.model.settings.train, None if built is None else built.found_by) if n != name
+        ]
         if not others:
             raise
         again = f"discreet attack {'RUN' if scene.run is not None else '…'} --attack {others[0]}"

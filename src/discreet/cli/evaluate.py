@@ -36,7 +36,7 @@ def evaluate(
         from discreet.catalog import CORPORA
         from discreet.core.device import find_device
         from discreet.data.batches import tokens_for
-        from discreet.data.sources import Columns
+        from discreet.data.sources import Columns, names_corpus
         from discreet.experiment.attack.scene import corpus_of_run
         from discreet.models.build import matched
         from discreet.runs.folder import load_run
@@ -47,7 +47,7 @@ def evaluate(
     data = settings.data.source if data is None else data
     same = same_source(data, settings.data.source)
     if same and settings.protect is not None:
-        different_rows = data in CORPORA and seed is not None and seed != settings.seed  # under the same name
+        different_rows = CORPORA.owns(data) and seed is not None and seed != settings.seed  # under the same name
         own = settings.data
         options: dict[str, tuple[object, object]] = {
             "--seed": (seed, settings.seed),
@@ -59,9 +59,9 @@ def evaluate(
     # The held-out split depends on the columns, so the run's own data is read with the run's own columns.
     changes: dict[str, Any] = {"max_per_unit": None}
     if not same:
-        built_in = data in CORPORA
-        read = vars(Columns()) if built_in else {"unit": None, "separator": None, "quoting": None}
-        changes |= {"source": data, "rows": None, "share": None, "validation": None if built_in else "0", **read}
+        named = names_corpus(data)
+        read = vars(Columns()) if named else {"unit": None, "separator": None, "quoting": None}
+        changes |= {"source": data, "rows": None, "share": None, "validation": None if named else "0", **read}
     changes |= {key: value for key, value in vars(columns).items() if value is not None}
     corpus = corpus_of_run(loaded, **changes, **({} if seed is None else {"seed": seed}))
     name = split or next((s for s in ("validation", "test") if s in corpus.split_names), None)

@@ -24,6 +24,7 @@ from discreet.cli.federate import federate
 from discreet.cli.generate import generate
 from discreet.cli.ledger import ledger
 from discreet.cli.models import models
+from discreet.cli.names import names
 from discreet.cli.output import RUNNING, line, note, options_of
 from discreet.cli.predict import predict
 from discreet.cli.query import query
@@ -64,7 +65,7 @@ def _root(
 # In the order of the help.
 _COMMANDS: tuple[Callable[..., None], ...] = (
     data, train, tune, federate, calibrate, report, evaluate, predict, generate, export, attack, audit, explore,
-    sanitize, serve, query, statement, check, cost, ledger, cache, models,
+    sanitize, serve, query, statement, check, cost, ledger, cache, models, names,
 )  # fmt: skip
 for _one in _COMMANDS:
     app.command(_one.__name__, cls=TrainCommand if _one in (train, federate) else None)(_one)

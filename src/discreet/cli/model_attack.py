@@ -88,7 +88,7 @@ def show(result: AttackResult, loading: float) -> None:
     heads = [f"{result.attack}, n = {result.n}", "value", "95% interval", "chance"]
     table = headed([*heads, *(["at most"] if result.bounds else [])], left=1)
     for leakage in result.leakages:
-        if leakage.metric not in METRICS:
+        if not METRICS.owns(leakage.metric):
             continue  # the exposure by number of copies, which has a table of its own
         bound = result.bounds.get(leakage.metric)
         cells = ["" if bound is None else at_most(bound, 4)] if result.bounds else []

@@ -56,7 +56,7 @@ Data = Annotated[
     typer.Argument(
         metavar="DATA",
         help=f"{', '.join(CORPORA)}, a CSV, TSV, JSONL or Parquet file, a folder "
-        "with train.* and validation.*, or hub:NAME.",
+        "with train.* and validation.*, hub:NAME, a plug-in (`discreet names`) or module:function.",
     ),
 ]
 OwnData = Annotated[

@@ -124,11 +124,11 @@ def menu_of_catalog(seconds: float) -> Any:
     from discreet.explorer.menu import Menu
 
     # a sentence is not a trained model, and says nothing about a register of people
-    offered = [name for name, entry in ATTACKS.items() if entry.sees != "model" and not entry.about_people]
+    offered = [name for name, entry in ATTACKS.usable().items() if entry.sees != "model" and not entry.about_people]
     names = [name for name in offered if name not in SLOW or seconds >= _A_MINUTE]
     first = sorted(names, key=lambda name: name != "dager")  # it recovers most within a second or two
     return Menu(
         attacks={name: attack_of(name, _ATTACK_SETTINGS.get(name)) for name in first},
-        protections={name: protection_class(name) for name in PROTECTIONS},
+        protections={name: protection_class(name) for name in PROTECTIONS.usable()},
         defaults=_DEFAULTS,
     )

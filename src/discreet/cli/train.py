@@ -37,14 +37,14 @@ from discreet.cli.output import (
     training_bar,
     working,
 )
-from discreet.core.errors import invalid, one_of
+from discreet.core.errors import invalid
 from discreet.core.files import finite
 from discreet.core.guarantee import DEFAULT_DELTA, in_digits
 from discreet.core.settings import option_field
 from discreet.models.settings import SEPARATE, ModelSettings, TrainSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from discreet.data.canaries import Planting
     from discreet.data.corpus import Corpus
@@ -64,7 +64,9 @@ _SHORT = (
 class TrainOptions(LocalOptions):
     """Options of a training run besides those of the data, the model, the training loop and the protection."""
 
-    protect: str | None = option_field(None, f"{', '.join(PROTECTIONS)}.", "Privacy", "no protection")
+    protect: str | None = option_field(
+        None, f"{', '.join(PROTECTIONS)}, a plug-in (`discreet names`) or module:Class.", "Privacy", "no protection"
+    )
     epsilon: float | None = option_field(
         None, "Privacy budget of one unit for the whole run; determines the noise.", "Privacy"
     )
@@ -102,12 +104,17 @@ class TrainOptions(LocalOptions):
 
 
 class TrainCommand(typer.core.TyperCommand, HasMoreOptions):
-    """A command that loads the options of all protections when it meets an option it does not know."""
+    """A command that loads the options of all protections when it meets an option it does not know.
+
+    Those of another package are loaded only for a protection that the command line names.
+    """
+
+    named: str | None = None  # the protection of the command line
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments; store the passed settings of the protection in `ctx.obj`."""
         names = {"--", "--help", *(name for one in self.params for name in (*one.opts, *one.secondary_opts))}
-        ctx.obj = {}
+        ctx.obj, self.named = {}, _value_of("--protect", args)
         if all(one.partition("=")[0] in names for one in args if one.startswith("--")):
             return super().parse_args(ctx, args)
         with working("starting"):
@@ -124,15 +131,31 @@ class TrainCommand(typer.core.TyperCommand, HasMoreOptions):
 
     def more_options(self) -> list[Any]:
         """Return the options of all protections."""
-        options: list[Any] = command_of(options_of_protections(), "train").params
+        options: list[Any] = command_of(options_of_protections(self.named), "train").params
         return options
 
 
-def options_of_protections() -> list[inspect.Parameter]:
-    """Return an option for each setting of a protection that is not an option of `train` itself."""
+def _value_of(option: str, arguments: Sequence[str]) -> str | None:
+    """Return the value of an option before the arguments are parsed, or None.
+
+    >>> _value_of("--protect", ["a", "--protect", "dp-sgd"]), _value_of("--protect", ["--protect=ldp"])
+    ('dp-sgd', 'ldp')
+    """
+    for one, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        if one == option or one.startswith(f"{option}="):
+            return following if one == option else one.partition("=")[2]
+    return None
+
+
+def options_of_protections(named: str | None = None) -> list[inspect.Parameter]:
+    """Return an option for each setting of a protection that is not an option of `train` itself.
+
+    The protections are those of this package, and `named` if that is one of another.
+    """
     own = {one.name for one, _ in fields_with_help(TrainOptions)}
     options: dict[str, inspect.Parameter] = {}
-    for name in PROTECTIONS:
+    others = [named] if named is not None and not PROTECTIONS.owns(named) and named in PROTECTIONS else []
+    for name in (*PROTECTIONS, *others):
         for one, hint in fields_with_help(protection_class(name)):
             if one.name not in own:
                 options.setdefault(one.name, option_of(one, hint, partial=True, hidden=True))
@@ -143,7 +166,7 @@ def _help_protection(name: str | None) -> None:
     """Print the options of one protection and exit."""
     if name is not None:
         with working("starting"):
-            kind = protection_class(one_of("help-protection", name, PROTECTIONS))
+            kind = protection_class(PROTECTIONS.check("help-protection", name))
         _print_protection(name, kind)
         raise typer.Exit
 
@@ -155,7 +178,7 @@ def _help_all(ctx: typer.Context, wanted: bool) -> None:
             if isinstance(one, typer.core.TyperOption):
                 one.hidden = False
         line(ctx.get_help())
-        for name in PROTECTIONS:
+        for name in PROTECTIONS.usable():
             _print_protection(name, protection_class(name))
         raise typer.Exit
 

@@ -107,6 +107,7 @@ class Caveat(enum.StrEnum):
     UNPROTECTED_STATE = "unprotected-state"
     PRIVATE_CLASSES = "private-classes"
     UNPLANNED_STEPS = "unplanned-steps"
+    THIRD_PARTY_PROTECTION = "third-party-protection"
 
     @property
     def sentence(self) -> str:
@@ -149,6 +150,10 @@ _CAVEATS = {
     Caveat.UNPLANNED_STEPS: (
         "more steps were asked for than planned, perhaps because of what earlier ones had released, and no budget "
         "limits their number"
+    ),
+    Caveat.THIRD_PARTY_PROTECTION: (
+        "the protection belongs to another package, and that it bounds what a unit adds and draws the noise whose cost "
+        "it states was not checked here"
     ),
 }
 

@@ -165,8 +165,8 @@ class TextSource:
 
     @property
     def built_in(self) -> bool:
-        """Whether the text is built in."""
-        return self.source in CORPORA
+        """Whether the text is built in, and so public; that of a plug-in may be private."""
+        return CORPORA.owns(self.source)
 
     def task_of(self, corpus: Corpus) -> Task:
         """Return what a model of this text is asked; that of text whose labels are left out is a language model."""
@@ -179,6 +179,11 @@ class TextSource:
         """
         settings = {name: value for name, value in vars(self).items() if name not in {"source", *vars(self.columns)}}
         return load(self.source, self.columns, **settings, adjacency=adjacency)
+
+
+def names_corpus(source: str) -> bool:
+    """Return whether a source is a corpus by its name: a built-in one, or one of a plug-in if no file is called so."""
+    return CORPORA.owns(source) or (source in CORPORA and not Path(source).exists())
 
 
 def load(
@@ -201,6 +206,7 @@ def load(
       `rows` set the generated notes.
     - a .csv, .tsv, .jsonl or .parquet file, or a folder with train.* and optionally validation.* (dev.*) and test.*
     - "hub:NAME" or "hub:NAME:CONFIG": a Hugging Face data set, through the `hub` extra.
+    - the name of a plug-in, or "module:function" (docs/extending.md).
 
     A source without a validation split gets one: about a tenth of the units, each selected by a keyed hash of its own
     identity. The split does not depend on the seed, so that a model is never evaluated on its training rows.
@@ -221,29 +227,34 @@ def load(
     validation = _fraction(validation)
     if task == "unlabelled":
         label_names = None
-        columns = columns if str(source) in CORPORA else dataclasses.replace(columns, label=None)
+        columns = columns if names_corpus(str(source)) else dataclasses.replace(columns, label=None)
     if rows is not None:
         whole("rows", rows, remedy="It is the number of rows to keep.")
         if share is not None:
             rule = f"left out if {setting('rows')} is set"
             raise invalid("share", share, rule, "Both set how much to keep; remove one.")
     name = str(source)
-    each_row = columns.unit == EACH_ROW
+    each_row, named = columns.unit == EACH_ROW, names_corpus(name)
     if each_row:
         columns = dataclasses.replace(columns, unit=None)
-    if name in CORPORA:
+    if named:
         if columns != Columns():
-            raise DataError(f"Expected no column names for the built-in corpus {name!r}. Remove them.")
+            raise DataError(f"Expected no column names for the corpus {name!r}. Remove them.")
         corpus = _with_label_names(CORPORA[name].make(seed, rows), label_names)
+        if not CORPORA.owns(name) and label_names is None:  # its function may have read them from private labels
+            corpus = dataclasses.replace(corpus, names_read=True)
         rows = None if CORPORA[name].generated else rows
     else:
         corpus = _from_files(name, columns, validation, task, label_names, warn=not each_row)
     if each_row:
         corpus = dataclasses.replace(corpus, units=None, unit_name=EACH_ROW)
-    if name in CORPORA:
+    if CORPORA.owns(name):
         corpus = _split_built_in(corpus, name, validation, near)
         corpus = corpus.unlabelled() if task == "unlabelled" else corpus
     else:
+        if named and isinstance(validation, str | Path):
+            raise DataError(f"Expected validation={str(validation)!r} to be a fraction for the corpus {name!r}.")
+        corpus = corpus.unlabelled() if named and task == "unlabelled" else corpus
         corpus = _split_files(corpus, validation, near, label_names is None, strict)
     every_class = label_names is None
     if share is not None:
@@ -285,8 +296,8 @@ def read_column(
     Guarantee: none, this reads private data.
     """
     columns, validation = columns or Columns(), _fraction(validation)
-    if str(source) in CORPORA:
-        raise DataError(f"Expected a source with columns, got the built-in corpus {str(source)!r}. It has none.")
+    if names_corpus(str(source)):
+        raise DataError(f"Expected a source with columns, got the corpus {str(source)!r}. It has none.")
     tables = _tables(str(source), columns.layout)
     if isinstance(validation, str | Path):
         tables["validation"] = read_table(Path(validation), columns.layout)
@@ -308,7 +319,7 @@ def _split_built_in(corpus: Corpus, name: str, validation: float | str | Path | 
         corpus = dataclasses.replace(corpus, splits=("train",) * len(corpus), remarks=())
         return hold_out(corpus, validation, adjacency=adjacency, every_class=False) if validation > 0 else corpus
     if validation is not None:
-        raise DataError(f"Expected validation={str(validation)!r} to be a fraction for the built-in corpus {name!r}.")
+        raise DataError(f"Expected validation={str(validation)!r} to be a fraction for the corpus {name!r}.")
     return corpus
 
 
@@ -376,9 +387,10 @@ def _tables(name: str, layout: Layout) -> dict[str, Table]:
     if path.is_dir():
         return _folder(path, layout)
     if not path.exists() and path.suffix.lower() not in READERS:
-        guess = did_you_mean(name, list(CORPORA)) or "For a Hugging Face data set, use hub:NAME."
+        names = [*CORPORA, *(one.name for one in CORPORA.plug_ins)]
+        guess = did_you_mean(name, names) or "For a Hugging Face data set, use hub:NAME."
         raise DataError(
-            f"Expected data={name!r} to be a file, a folder or one of {', '.join(CORPORA)}. "
+            f"Expected data={name!r} to be a file, a folder or one of {', '.join(names)}. "
             f"There is no such file. {guess}"
         )
     return {"train": read_table(path, layout)}
@@ -387,7 +399,7 @@ def _tables(name: str, layout: Layout) -> dict[str, Table]:
 def files_of(source: str) -> tuple[Path, ...]:
     """Return the files that a source is read from; none for a built-in corpus, the hub or a missing file."""
     path = Path(source)
-    if source in CORPORA or not path.exists():
+    if names_corpus(source) or not path.exists():
         return ()
     return tuple(_files_of_splits(path).values()) if path.is_dir() else (path,)
 

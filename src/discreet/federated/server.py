@@ -47,7 +47,7 @@ from discreet.federated.client import (
 )
 from discreet.federated.record import Recorder
 from discreet.federated.settings import GRADIENTS, Federation
-from discreet.protections.base import Protection
+from discreet.protections.base import Protection, trust_in
 from discreet.runs import checkpoint
 from discreet.runs.checkpoint import LEDGER, Progress, trained
 from discreet.training.loop import optimizer_for, set_rate
@@ -359,9 +359,12 @@ class Server:
         if ledger is not None:
             unshared = (_RECORDED_MESSAGES,) if self.recorder is not None and aggregation.visible == "each" else ()
             stated = ledger.guarantee(aggregation.delta, assumptions=(*aggregation.assumptions, *unshared))
+            caveats = trust_in(aggregation)
             if self.settings.names_read:
-                ledger.state(Terms(aggregation.assumptions, frozenset({Caveat.PRIVATE_CLASSES})))
-                stated = stated.with_caveats({Caveat.PRIVATE_CLASSES})
+                caveats |= {Caveat.PRIVATE_CLASSES}
+            if caveats:
+                ledger.state(Terms(aggregation.assumptions, caveats))
+                stated = stated.with_caveats(caveats)
             result["client_guarantee"] = stated.as_dict()
         save_tensors({name: torch.from_numpy(value) for name, value in weights.items()}, self.folder / FINAL)
         write_atomic(self.folder / RESULT, json.dumps(result, indent=2) + "\n")

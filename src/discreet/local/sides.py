@@ -14,7 +14,7 @@ from discreet.local.folder import CLIENT, HEAD, LEDGER, PATH, SERVER, SETTINGS, 
 from discreet.local.server import linear_head
 from discreet.models.classifier import Classifier
 from discreet.models.encoder import MINILM, MINILM_SHA256, save_tokenizer
-from discreet.protections.base import Protection
+from discreet.protections.base import Protection, trust_in
 from discreet.protections.local.protection import LocalPrivacy
 from discreet.protections.local.query import LocalQuery, QueryPath
 from discreet.protections.local.release import LocalLayer
@@ -29,6 +29,7 @@ def write_sides(folder: Path, model: Classifier, protect: Protection, requested:
     reasons = [] if model.settings.frozen else [Caveat.TRAINED_ENCODER.sentence]
     if not protect.projection.public:
         reasons.append(Caveat.PRIVATE_PROJECTION.sentence)
+    reasons += [caveat.sentence for caveat in trust_in(protect) | trust_in(requested)]
     if model.settings.frozen and protect.claimed is not None:
         reasons.append(str(protect.claimed.reason))
     client = folder / CLIENT

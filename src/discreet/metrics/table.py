@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
 
@@ -19,6 +19,7 @@ from discreet.metrics.categories import NUMBERS, Category, share_read
 from discreet.metrics.membership import RATES, tpr_metric
 from discreet.metrics.retrieval import retrieval
 from discreet.metrics.text import Embedder, Pair, meteor, universal_sentence_encoder
+from discreet.plugins import Names, Unfit, check_name
 
 
 class Compares(Enum):
@@ -77,7 +78,7 @@ class Metric:
     def leakage(self, sample: Sample, rng: Rng) -> Leakage:
         """Return the mean over a sample with its interval and chance level."""
         if self.sample is not None:
-            return self.sample(sample, rng)
+            return replace(self.sample(sample, rng), metric=self.name)
         return text_leakage(self.name, sample.guesses, sample.truths, rng=rng)
 
 
@@ -171,7 +172,19 @@ _ALL = (
         ("attribute_accuracy", "attributes predicted from vectors", "attributes", _PEOPLE, True),
     ),
 )  # fmt: skip
-METRICS: dict[str, Metric] = {metric.name: metric for metric in _ALL}
+
+
+def _of_plug_in(name: str, path: str, found: object) -> Metric:
+    """Return a metric of a plug-in, under the name that it was asked for by."""
+    if not isinstance(found, Metric):
+        raise Unfit("a discreet.metrics.table.Metric", f"a {type(found).__name__}")
+    check_name(name, found.name)
+    if found.pair is None and found.sample is None:
+        raise Unfit("complete", "a metric without a function, `pair` or `sample`")
+    return replace(found, name=name)
+
+
+METRICS = Names("metric", {metric.name: metric for metric in _ALL}, _of_plug_in)
 
 
 def label_of(metric: str) -> str:
@@ -180,12 +193,36 @@ def label_of(metric: str) -> str:
     >>> label_of("rouge_1"), label_of("own_metric")
     ('words read (ROUGE-1)', 'own metric')
     """
-    return METRICS[metric].label if metric in METRICS else metric.replace("_", " ")
+    known = METRICS.known(metric)
+    return metric.replace("_", " ") if known is None else known.label
 
 
 def short_label_of(metric: str) -> str:
     """Return the label of a metric for a table header."""
-    return METRICS[metric].short if metric in METRICS else metric
+    known = METRICS.known(metric)
+    return metric if known is None else known.short
+
+
+def is_rate(metric: str) -> bool:
+    """Return whether every single value of a metric is 0 or 1, as far as the metric is known."""
+    known = METRICS.known(metric)
+    return known is not None and known.is_rate
+
+
+def metric_named(name: str, suits: Callable[[Metric], bool]) -> Metric:
+    """Return the metric of a name, one of those that suit a use, or raise SettingError with their names.
+
+    >>> metric_named("rogue_l", lambda metric: metric.pair is not None)
+    Traceback (most recent call last):
+    ...
+    discreet.core.errors.SettingError: Expected metric to be one of ... Did you mean 'rouge_l'?
+    """
+    if METRICS.owns(name) or not (isinstance(name, str) and name in METRICS):
+        plug_ins = [one.name for one in METRICS.plug_ins] if not METRICS.owns(name) else []
+        one_of("metric", name, [*(own for own, one in METRICS.items() if suits(one)), *plug_ins])
+    elif not suits(METRICS[name]):
+        raise invalid("metric", name, "a metric that measures this", "Name another.")
+    return METRICS[name]
 
 
 def text_leakage(
@@ -201,11 +238,10 @@ def text_leakage(
     jaccard 0.667 [0.025, 1.000] (n = 2, chance 0.000)
     """
     if pair is None:
-        pair = METRICS[one_of("metric", metric, [name for name, one in METRICS.items() if one.pair])].pair
+        pair = metric_named(metric, lambda one: one.pair is not None).pair
     assert pair is not None
     text.check_lengths(guesses, truths)
     values = [pair(guess, truth) for guess, truth in zip(guesses, truths, strict=True)]
     shifts = text.shifts_of(len(truths), rng.fork("chance"))
     by_chance = [pair(guesses[i], truths[j]) for shift in shifts for i, j in enumerate(shift)]
-    rate = metric in METRICS and METRICS[metric].is_rate
-    return text.leakage_of(metric, values, by_chance, rng, rate=rate)
+    return text.leakage_of(metric, values, by_chance, rng, rate=is_rate(metric))

@@ -26,12 +26,13 @@ from torch import Tensor, nn
 from discreet.clipping.record import Record
 from discreet.clipping.tape import Tape
 from discreet.core.errors import UnsupportedError, invalid, open_probability, positive, whole
-from discreet.core.guarantee import DEFAULT_DELTA, Adjacency, Guarantee, in_digits
+from discreet.core.guarantee import DEFAULT_DELTA, Adjacency, Caveat, Guarantee, in_digits
 from discreet.core.randomness import Rng
 from discreet.core.settings import as_dict, option
 from discreet.data.samplers import FixedSize, Poisson, Sampler, Shuffled
 from discreet.models.pairs import PAIR_WIDTH
 from discreet.models.settings import TrainDefaults
+from discreet.plugins import is_of_package, name_of
 
 if TYPE_CHECKING:
     from dp_accounting.dp_event import DpEvent
@@ -136,13 +137,14 @@ class Protection(ABC):
     delta: float | None = None  # delta of the guarantee; None means a default that depends on the number of units
     public: str | None = None  # name or path of the public text that it mixes with or learns from
     rewrites_queries: bool = False  # whether held-out text is rewritten too before the model reads it
+    label: ClassVar[str] = ""  # of a plug-in, in sentences; by default its name
     visible: ClassVar[Visible] = "each"  # the noisy sum of a batch, or each noisy text or vector in it
     priced: ClassVar[bool] = True  # whether it has a finite privacy cost; if not, nothing is guaranteed
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """Name in the catalog."""
+        """Name in the catalog, or of the entry point of a plug-in."""
 
     @property
     @abstractmethod
@@ -312,7 +314,7 @@ class Protection(ABC):
         {'name': 'dp-sgd', 'noise_multiplier': 1.0, 'clip_norm': 0.5, 'clipping': 'flat'}
         """
         settings = self.public_settings().items()
-        return {"name": self.name, **{k: v for k, v in settings if isinstance(v, int | float | str) and v != ""}}
+        return {"name": self.found_by, **{k: v for k, v in settings if isinstance(v, int | float | str) and v != ""}}
 
     def public_settings(self) -> dict[str, Any]:
         """Return the settings that may be published: by default the fields in its repr."""
@@ -325,7 +327,22 @@ class Protection(ABC):
     def as_table(self) -> dict[str, Any]:
         """Return the name and the user's settings as plain values, for a settings file."""
         names = {field.name for field in user_fields(type(self))}
-        return {"name": self.name, **{key: value for key, value in as_dict(self).items() if key in names}}
+        return {"name": self.found_by, **{key: value for key, value in as_dict(self).items() if key in names}}
+
+    @property
+    def found_by(self) -> str:
+        """The name by which its class is found again: `name`, or `module:Name` if no installed package declares it."""
+        return name_of(type(self), "protection", self.name)
+
+
+def trust_in(protect: object) -> frozenset[Caveat]:
+    """Return the caveat of a protection or aggregation of another package, whose noise may not match what it states."""
+    return frozenset() if is_of_package(type(protect)) else frozenset({Caveat.THIRD_PARTY_PROTECTION})
+
+
+def trusted(protect: Protection, stated: Guarantee) -> Guarantee:
+    """Return the guarantee of a protection, as an estimate if it is one of another package."""
+    return stated.with_caveats(trust_in(protect)) if stated.exists else stated
 
 
 def defaults_of(protect: Protection | None, part: str, units: int, width: int, *, pairs: bool = False) -> TrainDefaults:

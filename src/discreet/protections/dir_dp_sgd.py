@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -101,7 +101,7 @@ class DirDPSGD(GradientProtection):
     def resolve(self, conditions: Conditions) -> DirDPSGD:
         """Return the protection of the model's trainable parameters, with kappa calibrated to the budget."""
         if self.kappa is not None and self.blocks:
-            return DirDPSGD(self.kappa, self.blocks)
+            return self._with(self.kappa, self.blocks)
         partition = None
         if self.partition == "layers":
             layers: dict[str, list[str]] = {}
@@ -110,10 +110,14 @@ class DirDPSGD(GradientProtection):
                     layers.setdefault(name.rpartition(".")[0], []).append(name)
             partition = list(layers.values())
         if self.kappa is not None:
-            return DirDPSGD.for_model(conditions.model, self.kappa, partition)
+            return self._with(self.kappa, DirDPSGD.for_model(conditions.model, self.kappa, partition).blocks)
         assert self.epsilon is not None
         blocks = DirDPSGD.for_model(conditions.model, 1.0, partition).blocks
-        return DirDPSGD(_largest_kappa(blocks, self.epsilon, conditions), blocks)
+        return self._with(_largest_kappa(blocks, self.epsilon, conditions), blocks)
+
+    def _with(self, kappa: float, blocks: tuple[Block, ...]) -> DirDPSGD:
+        """Return the same method with this concentration and without a budget."""
+        return replace(self, kappa=kappa, blocks=blocks, partition=DirDPSGD.partition, epsilon=None, delta=None)
 
     def defaults(self, part: str, units: int, width: int) -> TrainDefaults:
         """Return settings for noisy directions, whose length does not depend on the batch."""

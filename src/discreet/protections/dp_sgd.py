@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
@@ -179,15 +179,13 @@ class DPSGD(GradientProtection):
 
     def with_noise(self, noise_multiplier: float) -> DPSGD:
         """Return the same method with this noise and without a budget."""
-        return DPSGD(
-            noise_multiplier,
-            self.clip_norm,
-            self.clipping,
-            sampler=self.sampler,
-            correlation=self.correlation,
-            decay=self.decay,
-            bands=self.bands,
-            public=self.public,
+        return replace(
+            self,
+            noise_multiplier=noise_multiplier,
+            epsilon=None,
+            delta=None,
+            true_positive_rate=None,
+            false_positive_rate=DPSGD.false_positive_rate,
         )
 
     def defaults(self, part: str, units: int, width: int) -> TrainDefaults:

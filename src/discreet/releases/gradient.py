@@ -27,6 +27,7 @@ from discreet.protections.base import (
     RepresentationProtection,
     check_protection,
     release_once,
+    trusted,
 )
 from discreet.releases.hidden import check_public, check_units, hidden_batch, hidden_losses
 
@@ -74,6 +75,13 @@ def protected_release(
     sums, lengths = _gradient_sums(model, batch, protect, rng.fork("directions"))
     noisy = release_once(protect, sums, rng.fork("noise"))
     units = float(batch.unit_count)
+    stated = guarantee(
+        protect.event,
+        delta=delta,
+        adjacency=adjacency or protect.adjacency,
+        unit=batch.unit_name,
+        assumptions=("this one release, the batch known", _KNOWN, FLOATING_POINT),
+    )
     return GradientRelease(
         gradients={name: value / units for name, value in noisy.items()},
         batch_size=len(batch),
@@ -81,13 +89,7 @@ def protected_release(
         noise_std=protect.noise_scale / units,
         lengths=lengths,
         labels=batch.labels,
-        guarantee=guarantee(
-            protect.event,
-            delta=delta,
-            adjacency=adjacency or protect.adjacency,
-            unit=batch.unit_name,
-            assumptions=("this one release, the batch known", _KNOWN, FLOATING_POINT),
-        ).from_seed(rng.is_secret),
+        guarantee=trusted(protect, stated.from_seed(rng.is_secret)),
     )
 
 
@@ -124,7 +126,7 @@ def hidden_release(
     with evaluating(model):
         loss = hidden_losses(model, protect, live, hidden.inputs, hidden.targets).mean()
         gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True, materialize_grads=True)
-    stated = one_release_guarantee(live.cost(0, 0)[0], live, batch, rng, delta)
+    stated = one_release_guarantee(live.cost(0, 0)[0], protect, live, batch, rng, delta)
     stated = replace(stated, assumptions=(*stated.assumptions, _KNOWN))
     if stated.exists and not model.settings.frozen:
         stated = replace(stated, epsilon=float("inf"), certified=False, reason=ENCODER_OPEN)
@@ -148,7 +150,7 @@ def rewritten_release(model: TextModel, batch: Corpus, protect: Any, rng: Rng, *
     check_protection(protect, TextRelease.kind)
     seen = open_release(model, protect.rewrite(batch, rng.fork("rewrite")))
     stated = guarantee(protect.cost(batch), delta=delta, adjacency=protect.adjacency, unit=batch.unit_name)
-    return replace(seen, guarantee=protect.stated(stated.from_seed(rng.is_secret)))
+    return replace(seen, guarantee=trusted(protect, protect.stated(stated.from_seed(rng.is_secret))))
 
 
 def release_rng(rng: Rng, *parts: Any) -> Rng:
@@ -161,14 +163,16 @@ def release_rng(rng: Rng, *parts: Any) -> Rng:
     return rng.fork("release", int(rng.words(1)[0]), digest(NOISE_FORMAT, parts)) if rng.is_secret else rng
 
 
-def one_release_guarantee(event: Any, protect: Once | Live, corpus: Corpus, rng: Rng, delta: float | None) -> Guarantee:
-    """Return the guarantee of a protection of vectors for one release of a corpus alone."""
+def one_release_guarantee(
+    event: Any, of: RepresentationProtection, protect: Once | Live, corpus: Corpus, rng: Rng, delta: float | None
+) -> Guarantee:
+    """Return the guarantee of a protection of vectors, applied as `protect`, for one release of a corpus alone."""
     from discreet.accounting.interpret import guarantee
 
     delta = delta_for(corpus.unit_count) if delta is None else delta
     assumed = (ONE_RELEASE, FLOATING_POINT)
     stated = guarantee(event, delta=delta, adjacency=Adjacency.REPLACE_ONE, unit=corpus.unit_name, assumptions=assumed)
-    return protect.stated(stated.from_seed(rng.is_secret))
+    return trusted(of, protect.stated(stated.from_seed(rng.is_secret)))
 
 
 def _gradient_sums(

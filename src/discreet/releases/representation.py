@@ -81,7 +81,7 @@ def _stored_vectors(
         weights = torch.from_numpy(once.weights)
         order = weights.argsort(dim=1, descending=True)
         truth = Mixture(torch.from_numpy(once.partners).gather(1, order), weights.gather(1, order).float())
-    stated = one_release_guarantee(once.event, once, corpus, rng, delta)
+    stated = one_release_guarantee(once.event, protect, once, corpus, rng, delta)
     return RepresentationRelease(vectors, labels, guarantee=stated), truth
 
 
@@ -134,7 +134,7 @@ def _live_vectors(
         torch.cat([torch.nn.functional.pad(part, (0, width - part.shape[1])) for part in weights]),
     )
     cost = next(iter(events.values())) if len(events) == 1 else ComposedDpEvent(list(events.values()))
-    stated = one_release_guarantee(cost, live, corpus, rng, delta)
+    stated = one_release_guarantee(cost, protect, live, corpus, rng, delta)
     return RepresentationRelease(torch.cat(released), torch.cat(targets), guarantee=stated), truth
 
 

@@ -229,7 +229,7 @@ def _attacker(result: StudyResult, point: Point) -> list[Row]:
     name, facts = _goal_facts(result, point)
     if not name:
         return []
-    entry = ATTACKS.get(name)
+    entry = ATTACKS.known(name)
     about = f"{name}. {entry.help}" if entry is not None else f"{name}."
     given = (facts.get("release") or {}).get("given")
     knows = f"It knows: {'; '.join(given)}." if given else ""

@@ -73,7 +73,7 @@ def by_attack(groups: Sequence[dict[str, Any]], result: StudyResult) -> list[dic
     return [
         {
             "attack": name,
-            "label": ATTACKS[name].label if name in ATTACKS else name,
+            "label": name if (entry := ATTACKS.known(name)) is None else entry.label,
             "release": next((row["release"] for text in texts for row in text["rows"]), ""),
             "shown": (ordered := sorted(texts, key=lambda text: -text["most"]))[:SHOWN],
             "folded": ordered[SHOWN:],

@@ -8,7 +8,7 @@ from typing import Any
 
 from discreet.core.guarantee import Caveat, Guarantee, Strength, in_digits, strength, words_for_size
 from discreet.core.types import MODEL, TRAINING, UPDATE
-from discreet.metrics.table import METRICS, label_of
+from discreet.metrics.table import is_rate, label_of
 from discreet.study.file import Goal
 from discreet.study.frontier import Measured, Point, limit_for, no_better_than_constant, proven_limit, safe_limit
 from discreet.study.result import StudyResult
@@ -350,7 +350,7 @@ def _advice(result: StudyResult) -> str:
     if proven is None:
         how = f"an estimate from the attack that was run, {measured_on(goal.leakage, leakage)}, on one release"
     metric = goal.leakage.partition("/")[2]
-    counted = metric in METRICS and METRICS[metric].is_rate
+    counted = is_rate(metric)
     often, of = ("happens", " of the time") if counted else ("is", " on average")
     kept = f"under the ceiling of {percent(goal.ceiling)}" if goal.ceiling is not None else "the least of all useful"
     return (

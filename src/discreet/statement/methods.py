@@ -1,7 +1,7 @@
 """What a statement says about each method: algorithm, sensitivity, contribution, and who sees what.
 
-One entry per protection in the catalog, and one for loops of the user's own. Sentences are templates over the facts of
-a run: `{unit}` and the public settings of the method.
+One entry per protection in the catalog, one for those of other packages, and one for loops of the user's own.
+Sentences are templates over the facts of a run: `{unit}` and the public settings of the method.
 """
 
 from __future__ import annotations
@@ -142,6 +142,16 @@ METHODS: dict[str, Method] = {
         "the final weights and the noisy sums of each round",
         ("a client's update, if the server does not follow the protocol or too many clients reveal their noise to it",),
     ),
+    "third party": Method(
+        "a protection of another package",
+        CENTRAL,
+        "The protection {name} of another package. Its code is not known to this statement; the events below are those "
+        "that it stated before its noise was used.",
+        "as the protection bounded it; whether it did was not checked",
+        "As the protection bounded it; whether it did was not checked.",
+        "not recorded: what the protection and the training released",
+        ("whatever the protection does otherwise than the events say that it stated",),
+    ),
     "own loop": Method(
         "noise added in a loop of the user's own",
         CENTRAL,
@@ -165,11 +175,11 @@ _UNPROTECTED = Method(
 
 
 def method_of(protection: Mapping[str, Any] | None) -> Method:
-    """Return the method of a protection by its name; one that is not in the table is described as the user's own."""
+    """Return the method of a protection by its name; one that is not in the table belongs to another package."""
     if protection is None:
         return _UNPROTECTED
     name = str(protection.get("name"))
-    return METHODS.get(_ALIASES.get(name, name), METHODS["own loop"])
+    return METHODS.get(_ALIASES.get(name, name), METHODS["third party"])
 
 
 def filled(template: str, values: Mapping[str, Any]) -> str:

@@ -103,11 +103,11 @@ class Policy:
     def __post_init__(self) -> None:
         """Reject unknown attacks and metrics by name, and ceilings that are no numbers."""
         for name, ceilings in self.attacks.items():
-            one_of("attacks", name, ATTACKS)
+            ATTACKS.check("attacks", name)
             if not isinstance(ceilings, Mapping) or not ceilings:
                 raise SettingError(f"Expected a table of ceilings in [attacks.{name}], such as auc = 0.6.")
             for metric, ceiling in ceilings.items():
-                one_of(f"attacks.{name}", metric, METRICS)
+                METRICS.check(f"attacks.{name}", metric)
                 non_negative(f"attacks.{name}.{metric}", ceiling, "It is the largest value that is accepted.")
 
     @classmethod
@@ -220,7 +220,8 @@ def _audit(rules: AuditRules, facts: Facts, results: Sequence[Mapping[str, Any]]
 
 def _attacks(policy: Policy, results: Sequence[Mapping[str, Any]]) -> Iterator[Check]:
     for name, ceilings in policy.attacks.items():
-        names = {name.casefold(), ATTACKS[name].label.casefold()}
+        entry = ATTACKS.known(name)
+        names = {name.casefold(), *(() if entry is None else (entry.label.casefold(),))}
         own = [one for one in results if str(one.get("attack", "")).casefold() in names]
         for metric, ceiling in ceilings.items():
             rule, limit = f"attack {name}, {metric}", f"<= {ceiling:g}"

@@ -72,7 +72,7 @@ def cost_of_choosing(study: Mapping[str, Any], trials: Iterable[Trial]) -> Choos
     alike = len({(one.unit, one.adjacency) for one in bounded}) <= 1
     epsilon, delta = basic_composition([(one.epsilon, one.delta) for one in bounded])
     data = study.get("data")
-    public = isinstance(data, Mapping) and data.get("source") in CORPORA
+    public = isinstance(data, Mapping) and CORPORA.owns(data.get("source"))
     if public:
         return Choosing(len(guarantees), unbounded, 0.0, 0.0, True)
     if unbounded or not alike:

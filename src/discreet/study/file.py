@@ -96,7 +96,7 @@ class Goal:
     @property
     def of_model(self) -> bool:
         """Whether the leakage is that of an attack on the trained model."""
-        entry = ATTACKS.get(self.leakage.partition("/")[0])
+        entry = ATTACKS.known(self.leakage.partition("/")[0])
         return entry is not None and entry.sees == MODEL
 
     @property
@@ -154,7 +154,7 @@ class Study:
             attack = self.goal.leakage.partition("/")[0]
             if attack not in named:
                 for name in named:
-                    one_of("attacks.name", name, ATTACKS)  # a misspelled name is not the goal's fault
+                    ATTACKS.check("attacks.name", name)  # a misspelled name is not the goal's fault
                 raise invalid("goal.leakage", self.goal.leakage, f"of an attack in {', '.join(named)}", "Name one.")
 
     def as_dict(self) -> dict[str, Any]:
@@ -200,7 +200,7 @@ def check(study: Study) -> None:
         raise SettingError("Expected planted canaries for exposure. Add [canaries] with count = 10.")
     places: dict[str, str] = {}
     for number, table in enumerate(study.protections):
-        name = one_of(f"protections[{number}].name", table["name"], [NONE, *PROTECTIONS])
+        name = PROTECTIONS.check(f"protections[{number}].name", table["name"], NONE)
         for point in points(table, f"protections[{number}]"):
             protection_for(point)
         places[name] = "any" if name == NONE else protection_class(name).place

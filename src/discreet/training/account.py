@@ -19,7 +19,7 @@ from discreet.core.errors import LedgerError, invalid, setting
 from discreet.core.guarantee import CHOICE, FLOATING_POINT, HELD_OUT, Adjacency, Caveat, Guarantee
 from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
-from discreet.protections.base import Live, Once, TextProtection
+from discreet.protections.base import Live, Once, TextProtection, trusted
 from discreet.runs.people import FIXED_SEED, TRAINING, About, Entry, Marks, People, Spent
 from discreet.training.plan import PrivatePlan, check_hides_absence
 
@@ -161,7 +161,7 @@ class Account:
         """Return the guarantee of everything counted: a bound only for a secret seed, and where everything is paid."""
         own = self._own_terms
         stated = self.ledger.guarantee(self.delta, assumptions=own.assumptions).with_caveats(own.caveats)
-        return stated if self.release is None else self.release.stated(stated)
+        return stated if self.release is None else trusted(self.plan.protect, self.release.stated(stated))
 
     def _named(self, name: str) -> str:
         return f"{self.run} {name}".strip()

@@ -25,7 +25,7 @@ from discreet.data.corpus import Corpus, Grouped, unit_numbers
 from discreet.data.samplers import Shuffled
 from discreet.mechanisms.von_mises_fisher import VonMisesFisher
 from discreet.models.settings import ModelSettings, TrainSettings
-from discreet.protections.base import GradientProtection, Protection, noise_of, step_optimizer
+from discreet.protections.base import GradientProtection, Protection, noise_of, step_optimizer, trust_in
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
 from discreet.training.plan import TrainingPlan
@@ -49,6 +49,8 @@ class HeadJob:
 
 def can_train_together(model: ModelSettings, train: TrainSettings, protect: Protection | None, task: str) -> bool:
     """Return whether heads with these settings can be trained at once: linear ones, plain or with noisy gradients."""
+    if protect is not None and trust_in(protect):
+        return False  # it may add up gradients otherwise than the batched steps do
     plain = protect is None or (isinstance(protect, DPSGD) and protect.clipping == "flat")
     plain = plain or (isinstance(protect, DirDPSGD) and protect.partition == "whole")
     simple = not train.averaging and train.patience is None and train.accumulate == 1

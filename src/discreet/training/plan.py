@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from discreet.accounting.ledger import Budget, Ledger
-from discreet.catalog import CORPORA
 from discreet.core.errors import (
     DataError,
     Message,
@@ -37,7 +36,7 @@ from discreet.core.task import Task
 from discreet.data.batches import Tokens, Vectors
 from discreet.data.corpus import PRIVATE_DETAIL, Corpus, check_held_out, without_overlap
 from discreet.data.samplers import Sampler, Shuffled
-from discreet.data.sources import EACH_ROW, Columns, files_of, load
+from discreet.data.sources import EACH_ROW, Columns, files_of, load, names_corpus
 from discreet.metrics.utility import is_better
 from discreet.models.base import TextModel
 from discreet.models.build import build_classifier, matched_split
@@ -56,6 +55,7 @@ from discreet.protections.base import (
     most_rows,
     plain_defaults,
     protection_of_gradients,
+    trust_in,
 )
 from discreet.runs.folder import RunChoices
 from discreet.training.evaluate import evaluate
@@ -76,7 +76,7 @@ def public_text(
     report missing ones; mixtures and principal axes need none. `scores` reads labels as numbers, also where all of them
     are integers.
     """
-    if source in CORPORA:
+    if names_corpus(source):
         return load(source, seed=seed, validation=0)
     columns = replace(columns, unit=EACH_ROW)
     try:
@@ -305,7 +305,7 @@ class TrainingPlan:
             protect.notice(conditions, split.unit_name),
             max_per_unit,
             int((settings.head_share or 0.0) * steps),
-            caveats=_caveats(split, resolved),
+            caveats=_caveats(split, resolved) | trust_in(protect),
         )
 
     @classmethod
@@ -349,9 +349,10 @@ class TrainingPlan:
         whole("steps", steps)
         delta = delta_for(count) if protect.delta is None else protect.delta
         conditions = Conditions(model, count, count, batch_size, steps, steps / per_epoch, delta, sampler=sampler)
+        resolved = protect.resolve(conditions)
         return PrivatePlan(
             TrainSettings(epochs=steps / per_epoch, batch_size=batch_size),
-            protect.resolve(conditions),
+            resolved,
             sampler,
             steps,
             count,
@@ -362,6 +363,7 @@ class TrainingPlan:
             Budget(protect.epsilon, delta) if protect.epsilon is not None and protect.limits else None,
             population,
             notice=protect.notice(conditions, unit),
+            caveats=trust_in(protect) | trust_in(resolved),
         )
 
     @classmethod
@@ -593,10 +595,10 @@ def _caveats(split: Corpus, protect: Protection) -> frozenset[Caveat]:
     """Return why a training run on these rows can only have an estimate.
 
     The names of the classes are written into the model. If they were read from protected labels, a name may exist
-    because of one unit, and no noise hides that.
+    because of one unit, and no noise hides that. The code of a protection of another package was not checked.
     """
     private = split.labels is not None and split.names_read and protect.protects_labels
-    return frozenset({Caveat.PRIVATE_CLASSES}) if private else frozenset()
+    return trust_in(protect) | (frozenset({Caveat.PRIVATE_CLASSES}) if private else frozenset())
 
 
 def _conditions(

@@ -41,7 +41,7 @@ from discreet.models.build import matched, matched_split, ready
 from discreet.models.classifier import classifier_of
 from discreet.models.language_model import LanguageModel
 from discreet.models.settings import TrainSettings
-from discreet.protections.base import Protection
+from discreet.protections.base import Protection, trust_in
 from discreet.protections.dp_sgd import DPSGD
 from discreet.runs import checkpoint
 from discreet.runs.checkpoint import copy_weights, restore_weights
@@ -459,8 +459,8 @@ def _shares(usual: Sequence[bool]) -> tuple[float, ...]:
 
 def _checked(protect: Protection) -> DPSGD:
     """Return the protection of a search; reject one whose cost is not known to be a budget of DP-SGD."""
-    if not isinstance(protect, DPSGD):
-        raise invalid("protect", protect.name, "dp-sgd in a private search", "Train with this protection instead.")
+    if not isinstance(protect, DPSGD) or trust_in(protect):  # trials are trained together, which other code is not
+        raise invalid("protect", protect.found_by, "dp-sgd in a private search", "Train with this protection instead.")
     if protect.epsilon is None or protect.noise_multiplier is not None or protect.true_positive_rate is not None:
         remedy = f"The search divides a budget: set {setting('epsilon', 3)}, and no noise."
         raise invalid("protect", protect.facts(), "dp-sgd with an epsilon alone", remedy)

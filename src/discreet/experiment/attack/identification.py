@@ -19,6 +19,7 @@ from discreet.data.samplers import FixedSize, Poisson
 from discreet.experiment.attack.request import AttackRequest, Callbacks, Findings, Updates, sampling_rate
 from discreet.mechanisms.von_mises_fisher import VonMisesFisher
 from discreet.metrics.intervals import rate_of
+from discreet.protections.base import trust_in
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
 from discreet.releases.description import NOISY, Misfit, gradient_facts
@@ -155,6 +156,11 @@ def _check_request(request: AttackRequest) -> None:
         raise invalid("first_words", request.first_words, "left out for 1-of-n", "It compares complete texts.")
     if protect is not None and not isinstance(protect, DPSGD | DirDPSGD):
         raise Misfit(NOISY, protect.name, protect.place).error(request.label)
+    if protect is not None and trust_in(protect):
+        raise UnsupportedError(
+            f"Expected dp-sgd or dir-dp-sgd itself for 1-of-n, got {protect.found_by}. The releases are simulated with "
+            "the noise of those, which a class of another package may not add; use another attack."
+        )
     if request.batch_size != 1:
         remedy = "This attacker knows the other members of the batch and subtracts them; they change nothing."
         raise invalid("batch_size", request.batch_size, "1 for 1-of-n", remedy)

@@ -59,8 +59,9 @@ def attack(
         raise DataError("Expected texts to attack, got none.")
     chosen = attack
     if isinstance(chosen, str):
-        gradient = [name for name, entry in ATTACKS.items() if entry.sees == "gradient"]
-        chosen = attack_of(one_of("attack", chosen, gradient), settings)
+        if ATTACKS.owns(chosen) or chosen not in ATTACKS:
+            one_of("attack", chosen, [name for name, entry in ATTACKS.items() if entry.sees == "gradient"])
+        chosen = attack_of(chosen, settings)
     elif settings:
         raise invalid("settings", dict(settings), "left out where an attack is given", "Set them in the attack.")
     own, corpus = wrapped(model, tokenizer, held, labels)

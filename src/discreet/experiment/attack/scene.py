@@ -14,7 +14,7 @@ from torch import Tensor
 
 from discreet.accounting.events import DpEvent
 from discreet.accounting.ledger import Ledger
-from discreet.catalog import CORPORA, settings_of_protection
+from discreet.catalog import settings_of_protection
 from discreet.core.device import find_device
 from discreet.core.errors import DataError, UnsupportedError, invalid, setting, whole
 from discreet.core.files import cache_folder
@@ -23,7 +23,7 @@ from discreet.core.randomness import Rng
 from discreet.core.types import MODEL
 from discreet.data.canaries import Canary, canaries_path, read_canaries
 from discreet.data.corpus import Corpus
-from discreet.data.sources import IN_PYTHON, Columns, load
+from discreet.data.sources import IN_PYTHON, Columns, load, names_corpus
 from discreet.experiment.attack.request import Findings
 from discreet.models.base import TextModel
 from discreet.models.build import build_classifier, encode
@@ -223,7 +223,7 @@ def load_scene(request: SceneRequest) -> Scene:
     device, public = find_device(request.device), None
     if request.public is not None:
         columns = replace(request.columns or Columns(), text_pair=None, label=None, unit=None)
-        columns = Columns() if request.public in CORPORA else columns
+        columns = Columns() if names_corpus(request.public) else columns
         public = load(request.public, columns, validation=0).texts
     if request.run is not None:
         return _scene_of_run(request, request.run, device, public)
@@ -335,9 +335,9 @@ def protection_of_run(run: Run | None) -> tuple[str, dict[str, Any]] | None:
         return None
     protect = run.settings.protect
     # Training calibrates some settings of a protection of gradients; a protection of vectors keeps its settings.
-    own = set(settings_of_protection(protect.name)) if protect.place == "gradient" else set()
+    own = set(settings_of_protection(protect.found_by)) if protect.place == "gradient" else set()
     calibrated = {k: v for k, v in (run.metrics.get("protection") or {}).items() if k in own and v is not None}
     settings = {k: v for k, v in protect.as_table().items() if k not in {"name", "delta", "true_positive_rate"}}
     if "noise_multiplier" in calibrated or "kappa" in calibrated:
         settings.pop("epsilon", None)  # the budget of the whole training run
-    return protect.name, {**settings, **calibrated}
+    return protect.found_by, {**settings, **calibrated}

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from discreet.attacks.base import Attack, Need
-from discreet.core.errors import invalid, one_of
+from discreet.core.errors import invalid
 from discreet.core.randomness import Rng
 from discreet.core.types import Guess, Leakage, RepresentationRelease
 from discreet.data.corpus import Corpus
 from discreet.experiment.attack.request import DEFAULT_METRICS, Example
-from discreet.metrics.table import METRICS, Compares, Sample
+from discreet.metrics.table import METRICS, Compares, Sample, metric_named
 from discreet.metrics.text import installed_extras, match
 from discreet.models import encoder
 from discreet.models.base import TextModel
@@ -35,7 +35,7 @@ def metrics_for(attack: Attack, names: Sequence[str]) -> tuple[str, ...]:
     """
     names = tuple(names)
     for name in names:
-        metric = METRICS[one_of("metric", name, [n for n, m in METRICS.items() if m.pair or m.sample])]
+        metric = metric_named(name, lambda one: one.pair is not None or one.sample is not None)
         if metric.compares is Compares.CANDIDATES and not (attack.aligned and Need.CANDIDATES in attack.needs):
             remedy = f"It is for attacks that choose a candidate for each vector; {attack.label} does not."
             raise invalid("metric", name, "left out", remedy)

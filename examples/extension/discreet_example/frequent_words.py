@@ -1,4 +1,4 @@
-"""An attack that was added: it guesses the most frequent words of public text, whatever was released."""
+"""An attack: it guesses the most frequent words of public text, whatever was released."""
 
 from __future__ import annotations
 
@@ -6,20 +6,19 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import ClassVar
 
-from discreet.attacks.base import Attack, Returns
+from discreet.attacks.base import Returns, VectorAttack
 from discreet.core.errors import whole
 from discreet.core.randomness import Rng
-from discreet.core.types import Guess, Knowledge, Release, RepresentationRelease
+from discreet.core.types import Guess, Knowledge, RepresentationRelease
 
 
 @dataclass(frozen=True)
-class FrequentWords(Attack):
-    """The `words` most frequent words of public text, for each vector."""
+class FrequentWords(VectorAttack):
+    """Guesses the most frequent words of public text."""
 
     words: int = 5
 
     name: ClassVar[str] = "frequent-words"
-    sees: ClassVar[type[Release]] = RepresentationRelease
     returns: ClassVar[Returns] = Returns.BAG_OF_WORDS
     aligned: ClassVar[bool] = True
 

@@ -1,4 +1,4 @@
-"""A protection that was added: every digit of a text is replaced before training. It guarantees nothing."""
+"""A protection: every digit of a text is replaced before training. It guarantees nothing."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from discreet.core.errors import invalid
 from discreet.core.guarantee import Adjacency, Guarantee
 from discreet.core.randomness import Rng
+from discreet.core.settings import option
 from discreet.protections.base import TextProtection
 
 if TYPE_CHECKING:
@@ -19,13 +21,21 @@ C = TypeVar("C")
 
 @dataclass(frozen=True)
 class Redact(TextProtection):
-    """Replace digits by a mark.
+    """Replaces every digit by a mark.
 
     Guarantee: none; names and other words stay.
     """
 
+    mark: str = dataclasses.field(default="#", metadata=option("What a digit is replaced by.", "Method"))
+
     name: ClassVar[str] = "redact"
+    label: ClassVar[str] = "redaction"
     adjacency: ClassVar[Adjacency] = Adjacency.REPLACE_ONE
+
+    def __post_init__(self) -> None:
+        """Reject a mark that is not one character."""
+        if len(self.mark) != 1 or self.mark.isdigit():
+            raise invalid("mark", self.mark, "one character that is no digit")
 
     def cost(self, corpus: Any) -> DpEvent:
         """Return that nothing is guaranteed, and why."""
@@ -40,5 +50,6 @@ class Redact(TextProtection):
     def rewrite(self, corpus: C, rng: Rng) -> C:
         """Return the corpus with every digit replaced."""
         given: Any = corpus
-        changed: C = dataclasses.replace(given, texts=tuple(re.sub(r"\d", "#", text) for text in given.texts))
+        texts = tuple(re.sub(r"\d", lambda _: self.mark, text) for text in given.texts)
+        changed: C = dataclasses.replace(given, texts=texts)
         return changed
