@@ -32,4 +32,4 @@ def test_it_is_loaded_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_study_checks_it() -> None:
-    check(Study("own", data={"source": NAME}, protections=({"name": "none"},)))
+    check(Study("own", data={"source": NAME}, protect=({"name": "none"},)))

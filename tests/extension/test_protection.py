@@ -44,4 +44,4 @@ def test_python_trains_under_it(tiny_encoder: Callable[[str], Path]) -> None:
 
 
 def test_a_study_checks_it() -> None:
-    check(Study("own", data={"source": "notes"}, protections=({"name": Redact.name},)))
+    check(Study("own", data={"source": "notes"}, protect=({"name": Redact.name},)))

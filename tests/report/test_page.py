@@ -144,7 +144,7 @@ def write_without_dager(folder: Path, details: dict[str, object]) -> None:
     path = folder / "trials.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     for line in lines:
-        if line["settings"]["protection"]["name"] == "dir-dp-sgd":
+        if line["settings"]["protect"]["name"] == "dir-dp-sgd":
             line["leakages"] = [one for one in line["leakages"] if not one["metric"].startswith("dager")]
             line["details"] |= details
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -193,7 +193,7 @@ def test_two_kinds_of_one_protection_have_names_notes_and_curves_of_their_own(tm
     other = json.loads(json.dumps(lines[1:]))
     for number, line in enumerate(other):
         line["key"] = f"other{number}"
-        line["settings"]["protection"]["clipping"] = "per-layer"
+        line["settings"]["protect"]["clipping"] = "per-layer"
         line["leakages"] = [one for one in line["leakages"] if not one["metric"].startswith("dager")]
         line["details"]["not_attacked"] = {"dager": "Not on layers."}
     path.write_text("".join(json.dumps(line) + "\n" for line in lines + other))

@@ -81,7 +81,7 @@ def calibrate(
 
 
 def _note_about(study: Study) -> None:
-    limited = [f"{table['name']} ({table['seconds']:g} s)" for table in study.attacks if "seconds" in table]
+    limited = [f"{table['name']} ({table['seconds']:g} s)" for table in study.attack if "seconds" in table]
     if limited:
         note(
             f"The study limits the time of {', '.join(limited)}. A search stopped by the limit gives different "

@@ -122,7 +122,7 @@ class CommonOptions:
             validation=self.validation,
             task=task_of(self.task),
             seed=self.seed,
-            label_names=classes_of(self.classes),
+            classes=classes_of(self.classes),
             max_per_unit=max_per_unit,
         )
 

@@ -7,6 +7,7 @@ import enum
 import tomllib
 import types
 import typing
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -76,18 +77,62 @@ def read_values(path: Path, what: str = "settings") -> dict[str, Any]:
 
 def dump(settings: Any) -> str:
     """Return a frozen dataclass as TOML without the values that are None, which TOML cannot express."""
+    return as_toml(dataclasses.asdict(settings))
+
+
+def as_toml(values: Mapping[str, Any]) -> str:
+    """Return plain values as TOML without those that are None.
+
+    tomli_w writes a list of small tables as a list of inline tables. Here each has its own header, as people write
+    them, unless a table holds tables of its own.
+
+    >>> print(as_toml({"name": "a", "data": {"source": "notes", "rows": None}, "attack": [{"name": "dager"}]}), end="")
+    name = "a"
+    <BLANKLINE>
+    [data]
+    source = "notes"
+    <BLANKLINE>
+    [[attack]]
+    name = "dager"
+    """
     import tomli_w
 
-    return tomli_w.dumps(as_dict(settings))
+    plain = without_none(values)
+    lists = {key: plain.pop(key) for key, value in values.items() if _is_bare(key) and _are_flat_tables(value)}
+    tables = [f"[[{key}]]\n{tomli_w.dumps(table)}" for key, rows in lists.items() for table in rows]
+    return "\n".join([part for part in (tomli_w.dumps(plain), *tables) if part])
+
+
+def _is_bare(key: str) -> bool:
+    return key.isascii() and key.isidentifier()
+
+
+def _are_flat_tables(value: Any) -> bool:
+    return (
+        isinstance(value, list | tuple)
+        and bool(value)
+        and all(isinstance(table, Mapping) and not any(map(_holds_table, table.values())) for table in value)
+    )
+
+
+def _holds_table(value: Any) -> bool:
+    return isinstance(value, Mapping) or (isinstance(value, list | tuple) and any(map(_holds_table, value)))
 
 
 def as_dict(settings: Any) -> dict[str, Any]:
     """Return a frozen dataclass as plain values without those that are None."""
-    return _plain(dataclasses.asdict(settings))
+    return without_none(dataclasses.asdict(settings))
 
 
-def _plain(values: dict[str, Any]) -> dict[str, Any]:
-    return {k: _plain(v) if isinstance(v, dict) else v for k, v in values.items() if v is not None}
+def without_none(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return plain values without those that are None, in tables and lists of tables too."""
+    return {key: _without_none(value) for key, value in values.items() if value is not None}
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return without_none(value)
+    return [_without_none(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def _convert(hint: Any, value: Any, where: str) -> Any:

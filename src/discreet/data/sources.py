@@ -155,7 +155,7 @@ class TextSource:
     seed: int = 0
     separator: str | None = None
     quoting: str | None = None
-    label_names: tuple[str, ...] | None = None
+    classes: tuple[str, ...] | None = None
     max_per_unit: int | None = None
 
     @property
@@ -190,7 +190,7 @@ def load(
     share: float | None = None,
     validation: float | str | Path | None = None,
     task: LabelTask | None = None,
-    label_names: Sequence[str] | None = None,
+    classes: Sequence[str] | None = None,
     max_per_unit: int | None = None,
     adjacency: Adjacency | str = Adjacency.ZERO_OUT,
     strict: bool = True,
@@ -207,7 +207,7 @@ def load(
     `validation` is another fraction (0 keeps all rows in "train") or a file. `share` keeps about that share of the
     training units, each selected independently with `seed`; `rows` keeps exactly that many training rows, if each row
     is a unit and their number is public. `max_per_unit` keeps at most that many training rows of each named unit,
-    chosen at random with `seed`; choose it without looking at the data. `label_names` sets the classes (such as those
+    chosen at random with `seed`; choose it without looking at the data. `classes` sets the classes (such as those
     of a trained model); otherwise they are inferred, and `task` overrides whether they are classes or scores;
     "unlabelled" reads only the texts.
     `adjacency` is that of the guarantee of a protected training run on the corpus: under add/remove a row without a
@@ -220,7 +220,7 @@ def load(
     near = Adjacency(adjacency)
     validation = _fraction(validation)
     if task == "unlabelled":
-        label_names = None
+        classes = None
         columns = columns if str(source) in CORPORA else dataclasses.replace(columns, label=None)
     if rows is not None:
         whole("rows", rows, remedy="It is the number of rows to keep.")
@@ -234,18 +234,18 @@ def load(
     if name in CORPORA:
         if columns != Columns():
             raise DataError(f"Expected no column names for the built-in corpus {name!r}. Remove them.")
-        corpus = _with_label_names(CORPORA[name].make(seed, rows), label_names)
+        corpus = _with_classes(CORPORA[name].make(seed, rows), classes)
         rows = None if CORPORA[name].generated else rows
     else:
-        corpus = _from_files(name, columns, validation, task, label_names, warn=not each_row)
+        corpus = _from_files(name, columns, validation, task, classes, warn=not each_row)
     if each_row:
         corpus = dataclasses.replace(corpus, units=None, unit_name=EACH_ROW)
     if name in CORPORA:
         corpus = _split_built_in(corpus, name, validation, near)
         corpus = corpus.unlabelled() if task == "unlabelled" else corpus
     else:
-        corpus = _split_files(corpus, validation, near, label_names is None, strict)
-    every_class = label_names is None
+        corpus = _split_files(corpus, validation, near, classes is None, strict)
+    every_class = classes is None
     if share is not None:
         corpus = _checked_part(corpus, keep_share(corpus, share, seed=seed, adjacency=near), every_class)
     elif rows is not None:
@@ -260,7 +260,7 @@ def _from_files(
     columns: Columns,
     validation: float | str | Path | None,
     task: LabelTask | None,
-    label_names: Sequence[str] | None,
+    classes: Sequence[str] | None,
     warn: bool,
 ) -> Corpus:
     tables = _tables(name, columns.layout)
@@ -270,7 +270,7 @@ def _from_files(
                 f"Expected no validation={str(validation)!r}, because {name!r} has validation rows. Remove one of them."
             )
         tables["validation"] = read_table(Path(validation), columns.layout)
-    corpus = _from_tables(name, tables, columns, task, label_names)
+    corpus = _from_tables(name, tables, columns, task, classes)
     if not warn or columns.unit is not None:
         return corpus
     used = {columns.text, columns.text_pair, columns.label}
@@ -359,11 +359,11 @@ def _classes_of(corpus: Corpus, *, train: bool = True) -> set[int]:
     }
 
 
-def _with_label_names(corpus: Corpus, label_names: Sequence[str] | None) -> Corpus:
-    if label_names is None or corpus.labels is None or tuple(label_names) == corpus.label_names:
+def _with_classes(corpus: Corpus, classes: Sequence[str] | None) -> Corpus:
+    if classes is None or corpus.labels is None or tuple(classes) == corpus.label_names:
         return corpus
     names = [corpus.label_names[label] for label in corpus.labels]
-    relabelled = outcome([(corpus.name, names)], "classification", label_names)
+    relabelled = outcome([(corpus.name, names)], "classification", classes)
     return dataclasses.replace(corpus, labels=relabelled.labels, label_names=relabelled.label_names)
 
 
@@ -418,7 +418,7 @@ def _files_of_splits(path: Path) -> dict[str, Path]:
 
 
 def _from_tables(
-    name: str, tables: dict[str, Table], columns: Columns, task: LabelTask | None, label_names: Sequence[str] | None
+    name: str, tables: dict[str, Table], columns: Columns, task: LabelTask | None, classes: Sequence[str] | None
 ) -> Corpus:
     remarks: list[str] = []
     if columns.label is not None:
@@ -450,12 +450,12 @@ def _from_tables(
         if columns.unit is not None:
             units += attempt(read_units, table, columns.unit)
         splits += [split] * table.rows
-    if label_names is None and task != "regression" and columns.label is not None:
-        label_names = tables["train"].classes.get(columns.label)  # the list of a data set's own description
+    if classes is None and task != "regression" and columns.label is not None:
+        classes = tables["train"].classes.get(columns.label)  # the list of a data set's own description
     result = Outcome()
     if columns.label is not None and all(values for _, values in answers):
         try:
-            result = outcome(answers, task, label_names)
+            result = outcome(answers, task, classes)
         except DataError as error:
             faults.append(error.message.marked)
     if faults:
@@ -476,7 +476,7 @@ def _from_tables(
         unit_name=EACH_ROW if columns.unit is None else unit_word(columns.unit),
         splits=tuple(splits),
         remarks=tuple(remarks),
-        names_read=result.labels is not None and label_names is None,
+        names_read=result.labels is not None and classes is None,
     )
 
 

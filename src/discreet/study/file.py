@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -125,8 +124,8 @@ class Study:
 
     name: str
     data: dict[str, Any]
-    protections: tuple[dict[str, Any], ...]
-    attacks: tuple[dict[str, Any], ...] = ()
+    protect: tuple[dict[str, Any], ...]
+    attack: tuple[dict[str, Any], ...] = ()
     goal: Goal | None = None
     seeds: tuple[int, ...] = (0,)
     title: str | None = None
@@ -139,22 +138,22 @@ class Study:
         """Reject a study that has nothing to run."""
         if not self.name.strip():
             raise invalid("name", self.name, "a name", "It is the title of the report.")
-        for what, tables in (("protections", self.protections), ("attacks", self.attacks)):
+        for what, tables in (("protect", self.protect), ("attack", self.attack)):
             for number, table in enumerate(tables):
                 if not isinstance(table.get("name"), str):
                     raise SettingError(f"Expected key 'name' in {what}[{number}]. Add it.")
-        if not self.protections:
-            raise invalid("protections", [], "at least one", 'Add [[protections]] with name = "none" to start with.')
+        if not self.protect:
+            raise invalid("protect", [], "at least one", 'Add [[protect]] with name = "none" to start with.')
         if not self.seeds:
             raise invalid("seeds", [], "at least one seed", "Several seeds give intervals.")
         if len(set(self.seeds)) != len(self.seeds):
             raise invalid("seeds", list(self.seeds), "different numbers", "A repeated seed repeats the trial.")
-        if self.goal is not None and self.attacks:
-            named = [str(table["name"]) for table in self.attacks]
+        if self.goal is not None and self.attack:
+            named = [str(table["name"]) for table in self.attack]
             attack = self.goal.leakage.partition("/")[0]
             if attack not in named:
                 for name in named:
-                    one_of("attacks.name", name, ATTACKS)  # a misspelled name is not the goal's fault
+                    one_of("attack.name", name, ATTACKS)  # a misspelled name is not the goal's fault
                 raise invalid("goal.leakage", self.goal.leakage, f"of an attack in {', '.join(named)}", "Name one.")
 
     def as_dict(self) -> dict[str, Any]:
@@ -196,16 +195,16 @@ def check(study: Study) -> None:
     parse(ReleaseTable, study.release, "release")
     if study.canaries is not None:
         parse(Planting, study.canaries, "canaries")
-    elif any(table["name"] == "exposure" for table in study.attacks):
+    elif any(table["name"] == "exposure" for table in study.attack):
         raise SettingError("Expected planted canaries for exposure. Add [canaries] with count = 10.")
     places: dict[str, str] = {}
-    for number, table in enumerate(study.protections):
-        name = one_of(f"protections[{number}].name", table["name"], [NONE, *PROTECTIONS])
-        for point in points(table, f"protections[{number}]"):
+    for number, table in enumerate(study.protect):
+        name = one_of(f"protect[{number}].name", table["name"], [NONE, *PROTECTIONS])
+        for point in points(table, f"protect[{number}]"):
             protection_for(point)
         places[name] = "any" if name == NONE else protection_class(name).place
     measured: dict[str, tuple[str, ...]] = {}
-    for table in study.attacks:
+    for table in study.attack:
         attack = attack_for(table)
         name, kind = str(table["name"]), attack.sees.kind
         measured[name] = measured.get(name, ()) + _metrics_of(table, attack)
@@ -215,7 +214,7 @@ def check(study: Study) -> None:
                 f"Expected an attack that fits a release of the study, got {name} on the {kind}, and the protections "
                 f"{released}. Add a protection of the {kind}, or choose another attack."
             )
-    if study.goal is not None and study.attacks:
+    if study.goal is not None and study.attack:
         check_goal(study.goal, measured)
 
 
@@ -250,7 +249,7 @@ def protection_for(table: Table) -> Protection | None:
         if values:
             raise SettingError(f"Expected only a name for no protection, got {next(iter(values))!r}. Leave it out.")
         return None
-    _reject_misspelled(values, list(settings_of_protection(name)), "protections", name)
+    _reject_misspelled(values, list(settings_of_protection(name)), "protect", name)
     return protection(name, values)
 
 
@@ -259,7 +258,7 @@ def attack_for(table: Table) -> Any:
     name = str(table["name"])
     values = {key: value for key, value in table.items() if key != "name" and key not in REQUEST_KEYS}
     known = [one.name for one in dataclasses.fields(attack_class(name)) if one.init]  # type: ignore[arg-type]
-    _reject_misspelled(values, known, "attacks", name, REQUEST_KEYS)
+    _reject_misspelled(values, known, "attack", name, REQUEST_KEYS)
     return attack_of(name, values)
 
 
@@ -276,7 +275,7 @@ def request_for(table: Table, attack: Any, protect: Any, delta: float, seed: int
     values = {key: value for key, value in table.items() if key in REQUEST_KEYS}
     if "metrics" in values:
         if not isinstance(values["metrics"], list | tuple):
-            raise SettingError(f"Expected metrics in attacks to be a list of names, got {shown(values['metrics'])}.")
+            raise SettingError(f"Expected metrics in attack to be a list of names, got {shown(values['metrics'])}.")
         values["metrics"] = tuple(values["metrics"])
     return AttackRequest(
         attack=attack, protect=protect, name=str(table["name"]), delta=delta, seed=seed, noise_seed=seed, **values
@@ -288,13 +287,11 @@ def in_study_file(name: str, value: Any) -> str | None:
 
     >>> in_study_file("batch_size", None), in_study_file("pooler", False), in_study_file("mechanism", "gaussian")
     ('batch_size', 'pooler = false', 'mechanism = "gaussian"')
+    >>> in_study_file("classes", ["home", "stay"])
+    'classes = ["home", "stay"]'
     >>> in_study_file("out", "trials") is None
     True
-    >>> in_study_file("classes", "home,stay")  # an option, with another name in a study
-    'label_names = ["home", "stay"]'
     """
-    if name == "classes":
-        name, value = "label_names", value.split(",") if isinstance(value, str) else value
     if name not in _known_keys():
         return None
     return name if value is None else f"{name} = {json.dumps(value, ensure_ascii=False)}"
@@ -334,51 +331,3 @@ def changes(before: Table, after: Table, where: str = "") -> list[str]:
 def _short(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 60 else text[:57] + "…"
-
-
-def as_toml(study: Table) -> str:
-    """Return a study's plain values as a TOML file; a value of None is left out, as is a table with nothing in it.
-
-    >>> print(as_toml({"name": "a", "data": {"source": "notes", "rows": None}, "attacks": [{"name": "dager"}]}))
-    name = "a"
-    <BLANKLINE>
-    [data]
-    source = "notes"
-    <BLANKLINE>
-    [[attacks]]
-    name = "dager"
-    """
-    parts = [_pairs({key: value for key, value in study.items() if not _is_table(value)})]
-    for key, value in study.items():
-        if isinstance(value, Mapping):
-            parts.append(f"[{_key(key)}]\n{_pairs(value)}" if _pairs(value) else "")
-        elif _is_table(value):
-            parts += [f"[[{_key(key)}]]\n{_pairs(table)}" for table in value]
-    return "\n\n".join(part for part in parts if part)
-
-
-def _is_table(value: Any) -> bool:
-    rows = isinstance(value, list | tuple) and bool(value) and all(isinstance(one, Mapping) for one in value)
-    return isinstance(value, Mapping) or rows
-
-
-def _pairs(table: Table) -> str:
-    return "\n".join(f"{_key(key)} = {_toml(value)}" for key, value in table.items() if value is not None)
-
-
-def _key(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _toml(name)
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, str):  # TOML escapes as JSON does, and the delete character besides
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    if isinstance(value, bool | int):
-        return json.dumps(value)
-    if isinstance(value, float):
-        return repr(value)
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_key(k)} = {_toml(v)}" for k, v in value.items() if v is not None) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(_toml(one) for one in value) + "]"
-    raise invalid("study", type(value).__name__, "text, numbers, lists and tables", "A study file holds nothing else.")
