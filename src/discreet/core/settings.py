@@ -12,21 +12,26 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from discreet.core.errors import SettingError, did_you_mean, first_line, invalid, shown
+from discreet.core.rules import RULE, Rule
 
 T = TypeVar("T")
 
 
-def option(text: str, panel: str, default: str | None = None) -> dict[str, str]:
+def option(text: str, panel: str, default: str | None = None, rule: Rule | None = None) -> dict[str, Any]:
     """Return the metadata of a dataclass field that users set: one sentence of help, and its heading in the help.
 
-    `default` is shown instead of the field's own default, if another part of the program replaces it.
+    `default` is shown instead of the field's own default, if another part of the program replaces it. `rule` is what
+    `check_fields` checks.
     """
-    return {"help": text, "panel": panel} | ({} if default is None else {"default": default})
+    more = {"default": default, RULE: rule}
+    return {"help": text, "panel": panel} | {name: value for name, value in more.items() if value is not None}
 
 
-def option_field(default: Any, text: str, panel: str, default_text: str | None = None, *, show: bool = True) -> Any:
+def option_field(
+    default: Any, text: str, panel: str, default_text: str | None = None, *, show: bool = True, rule: Rule | None = None
+) -> Any:
     """Return a dataclass field that users set, with the metadata of `option`; `show` puts it into the repr."""
-    return dataclasses.field(default=default, repr=show, metadata=option(text, panel, default_text))
+    return dataclasses.field(default=default, repr=show, metadata=option(text, panel, default_text, rule))
 
 
 def parse(kind: type[T], values: dict[str, Any], where: str = "settings") -> T:
