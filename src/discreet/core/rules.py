@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -163,12 +164,13 @@ def ruled(default: Any, rule: Rule) -> Any:
     return dataclasses.field(default=default, metadata={RULE: rule})
 
 
-def check_fields(settings: Any, where: str = "") -> None:
+def check_fields(settings: Any, where: str = "", names: Mapping[str, str] | None = None) -> None:
     """Raise SettingError for the first field of a dataclass whose value breaks its rule.
 
     None breaks no rule where it is the default. `where` goes before the name of the field, such as "goal.".
+    `names` has the names of fields that errors call otherwise.
     """
     for field in dataclasses.fields(settings):
         rule, value = field.metadata.get(RULE), getattr(settings, field.name)
         if rule is not None and not (value is None and field.default is None):
-            rule.check(where + field.name, value)
+            rule.check(where + (names or {}).get(field.name, field.name), value)
