@@ -144,6 +144,22 @@ class OpenProbability(Rule):
 
 
 @dataclass(frozen=True)
+class AtLeastOne(Rule):
+    """One or more values."""
+
+    remedy: str = ""
+
+    def check(self, name: str, value: Any) -> None:
+        """Raise SettingError for no value."""
+        if not value:
+            raise invalid(name, list(value), "at least one", self.remedy)
+
+    def schema(self) -> dict[str, Any]:
+        """Return the smallest number of values."""
+        return {"minItems": 1}
+
+
+@dataclass(frozen=True)
 class Different(Rule):
     """One or more values, all different."""
 

@@ -6,7 +6,7 @@ import dataclasses
 import importlib
 import importlib.util
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
@@ -16,8 +16,10 @@ from uuid import UUID
 from discreet.catalog import CORPORA
 from discreet.core.errors import DataError, ExtraError, did_you_mean, first_line, invalid, setting, whole
 from discreet.core.guarantee import Adjacency
+from discreet.core.settings import option
 from discreet.core.task import Task
 from discreet.data.corpus import BadRows, Corpus, LabelTask, check_texts, hold_out, keep_per_unit, keep_rows, keep_share
+from discreet.data.help import HELP
 from discreet.data.labels import Outcome, outcome
 from discreet.data.people_columns import column_of_people
 from discreet.data.separated import Layout
@@ -132,6 +134,7 @@ class Columns:
         return Layout(self.separator, self.quoting)
 
 
+_KEYS = {name: option(text, "Data") for name, text in HELP.items()}
 IN_PYTHON = "texts given in Python"  # a source that no file holds
 
 
@@ -143,20 +146,20 @@ class TextSource:
     notes, `rows` and `share`.
     """
 
-    source: str
-    text: str = "text"
-    text_pair: str | None = None
-    label: str | None = "label"
-    unit: str | None = None
-    rows: int | None = None
-    share: float | None = None
-    validation: str | None = None
-    task: LabelTask | None = None
-    seed: int = 0
-    separator: str | None = None
-    quoting: str | None = None
-    classes: tuple[str, ...] | None = None
-    max_per_unit: int | None = None
+    source: str = field(metadata=_KEYS["source"])
+    text: str = field(default="text", metadata=_KEYS["text"])
+    text_pair: str | None = field(default=None, metadata=_KEYS["text_pair"])
+    label: str | None = field(default="label", metadata=_KEYS["label"])
+    unit: str | None = field(default=None, metadata=_KEYS["unit"])
+    rows: int | None = field(default=None, metadata=_KEYS["rows"])
+    share: float | None = field(default=None, metadata=_KEYS["share"])
+    validation: str | None = field(default=None, metadata=_KEYS["validation"])
+    task: LabelTask | None = field(default=None, metadata=_KEYS["task"])
+    seed: int = field(default=0, metadata=_KEYS["seed"])
+    separator: str | None = field(default=None, metadata=_KEYS["separator"])
+    quoting: str | None = field(default=None, metadata=_KEYS["quoting"])
+    classes: tuple[str, ...] | None = field(default=None, metadata=_KEYS["classes"])
+    max_per_unit: int | None = field(default=None, metadata=_KEYS["max_per_unit"])
 
     @property
     def columns(self) -> Columns:

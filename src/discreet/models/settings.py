@@ -11,6 +11,11 @@ from discreet.core.settings import option, option_field
 POOLINGS = ("cls", "mean", "last")
 JOINT, SEPARATE = "joint", "separate"  # how pairs of texts are read
 PAIRS = (JOINT, SEPARATE)
+LAYERS = Pattern(
+    "head|pooler[+]head|(top|lora)-[1-9][0-9]*|lora|all",
+    "one of head, pooler+head, top-N, lora, lora-N, all",
+    "N is the number of last blocks, or the rank of the adapters.",
+)
 RANK = 8  # of adapters where none is asked for
 TEXTHIDE_HIDDEN = (768, 768, 768)
 PRECISIONS = ("auto", "float32", "bf16")
@@ -38,11 +43,7 @@ class ModelSettings:
             "Part to train: head, pooler+head, top-N (the last N blocks), lora (adapters), or all.",
             "Model",
             "all; with most protections, head",
-            Pattern(
-                r"head|pooler\+head|all|(top|lora)-[1-9][0-9]*|lora",
-                "one of head, pooler+head, top-N, lora, lora-N, all",
-                "N is the number of last blocks, or the rank of the adapters.",
-            ),
+            LAYERS,
         ),
     )
     embeddings: bool = field(
