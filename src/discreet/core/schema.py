@@ -87,8 +87,8 @@ def of_type(hint: Any) -> dict[str, Any]:
 def _or_list(value: dict[str, Any]) -> dict[str, Any]:
     """Return the schema of a value or a list of such values.
 
-    >>> _or_list({"type": "number", "exclusiveMinimum": 0})
-    {'type': ['number', 'array'], 'exclusiveMinimum': 0, 'items': {'type': 'number', 'exclusiveMinimum': 0}, 'minItems': 1}
+    >>> _or_list({"type": "number", "minimum": 0})
+    {'type': ['number', 'array'], 'minimum': 0, 'items': {'type': 'number', 'minimum': 0}, 'minItems': 1}
     """
     one = {key: what for key, what in value.items() if key != "enum"}
     kind = value.get("type")

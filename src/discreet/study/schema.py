@@ -18,7 +18,8 @@ from discreet.core.schema import DRAFT, closed, of_field, of_type, table
 from discreet.study.file import NONE, REQUEST_KEYS, TABLES, Goal, Study
 
 FILE = "study.schema.json"
-_NAME = "name"
+_NAME, _REQUEST = "name", "request"
+_Kind = tuple[str, dict[str, Any]]  # a protection or an attack: its help, and the schema of each of its keys
 
 
 def study_schema() -> dict[str, Any]:
@@ -26,9 +27,8 @@ def study_schema() -> dict[str, Any]:
     hints = typing.get_type_hints(Study)
     fields = {one.name: one for one in dataclasses.fields(Study)}
     keys = {name: of_field(one, hints[name]) for name, one in fields.items()}
-    protections = {NONE: ("No protection: the baseline.", {})} | {
-        name: (entry.help, _of_protection(name)) for name, entry in PROTECTIONS.items()
-    }
+    protections: dict[str, _Kind] = {NONE: ("No protection: the baseline.", {})}
+    protections |= {name: (entry.help, _of_protection(name)) for name, entry in PROTECTIONS.items()}
     attacks = {name: (entry.help, _of_attack(name)) for name, entry in ATTACKS.items()}
     tables = {
         **{key: _about(keys[key]) | table(kind) for key, kind in TABLES.items()},
@@ -36,7 +36,8 @@ def study_schema() -> dict[str, Any]:
         "attack": keys["attack"] | {"items": _by_name(attacks, "attack")},
         "goal": _about(keys["goal"]) | _of_goal(),
     }
-    named = {f"protect-{name}": _named(name, *one) for name, one in protections.items()}
+    named = {f"{_REQUEST}-{key}": value for key, value in _request_keys().items()}
+    named |= {f"protect-{name}": _named(name, *one) for name, one in protections.items()}
     named |= {f"attack-{name}": _named(name, *one) for name, one in attacks.items()}
     needed = [name for name, one in fields.items() if one.default is one.default_factory is dataclasses.MISSING]
     about = {
@@ -79,25 +80,28 @@ def _of_protection(name: str) -> dict[str, Any]:
 
 
 def _of_attack(name: str) -> dict[str, Any]:
+    kind: type[Any] = attack_class(name)
+    hints = typing.get_type_hints(kind)
+    fields = [one for one in dataclasses.fields(kind) if one.init and one.name not in REQUEST_KEYS]
+    request = {key: {"$ref": f"#/definitions/{_REQUEST}-{key}"} for key in REQUEST_KEYS}
+    return request | {one.name: of_field(one, hints[one.name]) for one in fields}
+
+
+def _request_keys() -> dict[str, Any]:
     from discreet.experiment.attack.request import AttackRequest
 
-    kind = attack_class(name)
-    own, request = typing.get_type_hints(kind), typing.get_type_hints(AttackRequest)
-    keys = {
-        one.name: {"description": REQUEST_KEYS[one.name]} | of_field(one, request[one.name])
-        for one in dataclasses.fields(AttackRequest)
-        if one.name in REQUEST_KEYS
-    }
+    hints = typing.get_type_hints(AttackRequest)
+    fields = {one.name: one for one in dataclasses.fields(AttackRequest)}
+    keys = {key: {"description": about} | of_field(fields[key], hints[key]) for key, about in REQUEST_KEYS.items()}
     keys["metrics"] |= {"items": of_type(str) | {"enum": list(metrics())}, "minItems": 1}
-    fields = [one for one in dataclasses.fields(kind) if one.init and one.name not in REQUEST_KEYS]
-    return keys | {one.name: of_field(one, own[one.name]) for one in fields}
+    return keys
 
 
 def _named(name: str, about: str, keys: Mapping[str, Any]) -> dict[str, Any]:
     return {"description": about} | closed({_NAME: {"const": name}, **keys}, [_NAME])
 
 
-def _by_name(kinds: Mapping[str, tuple[str, Mapping[str, Any]]], where: str) -> dict[str, Any]:
+def _by_name(kinds: Mapping[str, _Kind], where: str) -> dict[str, Any]:
     """Return the schema of a table whose key `name` says which keys it may have.
 
     A table is checked by the schema of its own name alone, so that an error names a key and not all alternatives. The
@@ -106,7 +110,7 @@ def _by_name(kinds: Mapping[str, tuple[str, Mapping[str, Any]]], where: str) -> 
     every: dict[str, list[tuple[str, str]]] = {}
     for name, (_, keys) in kinds.items():
         for key, value in keys.items():
-            every.setdefault(key, []).append((name, value.get("description", "")))
+            every.setdefault(key, []).append((name, REQUEST_KEYS.get(key) or value.get("description", "")))
     return {
         "type": "object",
         "properties": {
@@ -125,10 +129,12 @@ def _by_name(kinds: Mapping[str, tuple[str, Mapping[str, Any]]], where: str) -> 
 
 
 def _grouped(uses: Iterable[tuple[str, str]]) -> str:
-    """Return who has a key and what it means there, one line for each meaning."""
+    """Return what a key means: with the names that have it, one line for each meaning, unless there is only one."""
     names: dict[str, list[str]] = {}
     for name, about in uses:
         names.setdefault(about, []).append(name)
+    if len(names) == 1 and "" not in names:
+        return next(iter(names))
     return _lines((", ".join(group), about) for about, group in names.items())
 
 
