@@ -8,6 +8,7 @@ import tomllib
 import types
 import typing
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -46,7 +47,7 @@ def parse(kind: type[T], values: dict[str, Any], where: str = "settings") -> T:
     ...
     discreet.core.errors.SettingError: Expected only known keys in settings, got 'slat'. Did you mean 'salt'?
     """
-    hints = typing.get_type_hints(kind)
+    hints = _hints(kind)  # type: ignore[arg-type]
     fields = {f.name: f for f in dataclasses.fields(kind) if f.init}  # type: ignore[arg-type]
     for key in values:
         if key not in fields:
@@ -138,6 +139,11 @@ def _without_none(value: Any) -> Any:
     if isinstance(value, Mapping):
         return without_none(value)
     return [_without_none(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+@lru_cache(maxsize=256)
+def _hints(kind: type[Any]) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
 
 
 def _convert(hint: Any, value: Any, where: str) -> Any:
