@@ -118,9 +118,7 @@ class Probability(Rule):
 
     def check(self, name: str, value: Any) -> None:
         """Raise SettingError for another number."""
-        if not self.below_one:
-            probability(name, value, self.remedy)
-        elif not isinstance(value, int | float) or not 0 <= value < 1:
+        if probability(name, value, self.remedy) == 1 and self.below_one:
             raise invalid(name, value, "in [0, 1)", self.remedy)
 
     def schema(self) -> dict[str, Any]:
