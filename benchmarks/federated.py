@@ -115,7 +115,7 @@ def write_rows(path: Path, corpus: Any) -> Path:
 def settings_of(method: str, seed: int, files: list[str], validation: str, names: tuple[str, ...]) -> Federation:
     about = METHODS[method]
     return Federation(
-        TextSource(files[0], validation=validation, label_names=names),
+        TextSource(files[0], validation=validation, classes=names),
         ModelSettings(train="head", head=about.head, hidden=about.hidden),
         TrainSettings(epochs=about.epochs, batch_size=about.batch_size, learning_rate=about.learning_rate),
         CLIENTS,
@@ -125,7 +125,7 @@ def settings_of(method: str, seed: int, files: list[str], validation: str, names
         partition=FILES,
         files=tuple(files),
         seed=seed,
-        label_names=names,
+        classes=names,
         wait_seconds=120.0,
     )
 
@@ -134,7 +134,7 @@ def central(settings: Federation, everything: str, cache: Path) -> dict[str, Any
     """Train centrally on all clients' rows, with the settings of a federation, and return the accuracy."""
     corpus = replace(settings.data, source=everything).load()
     model = Classifier.build(settings, settings.model, rng=Rng(settings.seed).fork("model"))
-    plan = TrainingPlan.make(model, corpus, protect=settings.protect, train=settings.train, seed=settings.seed)
+    plan = TrainingPlan.make(model, corpus, protect=settings.protect, train=settings.training, seed=settings.seed)
     start = time.monotonic()
     secret = Rng.secret() if isinstance(plan.protect, RepresentationProtection) else None
     result = train(model, corpus, plan, secret=secret, job=Job(cache=cache))
@@ -240,7 +240,7 @@ def wire(options: argparse.Namespace) -> None:
     texts = TextSource(everything, validation="0").load().texts
     words = sorted({word for text in texts for word in re.findall(r"[a-z]{6,}", text.lower())})
     settings = settings_of("plain, gradients", 0, files, validation, names)
-    settings = replace(settings, train=TrainSettings(epochs=2, batch_size=100))
+    settings = replace(settings, training=TrainSettings(epochs=2, batch_size=100))
     settings, _ = settled(settings)
     baseline = None
     for tls in (False, True):

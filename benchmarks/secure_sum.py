@@ -100,7 +100,7 @@ def one_round(options: argparse.Namespace) -> list[dict[str, Any]]:
         settings = Federation(
             data=TextSource(options.data, rows=options.rows),
             model=ModelSettings(encoder="minilm", train=options.train),
-            train=TrainSettings(epochs=options.rounds, batch_size=batch, learning_rate=1e-5),
+            training=TrainSettings(epochs=options.rounds, batch_size=batch, learning_rate=1e-5),
             clients=options.clients,
             exchange="weights",
             local_steps=steps,

@@ -27,8 +27,8 @@ def study_of(trials: int, source: str, rows: int | None) -> Study:
         model={"train": "head"},
         training={"epochs": 20},
         release={"train": "head", "embeddings": False},
-        protections=({"name": "dp-sgd", "noise_multiplier": noises},),
-        attacks=({"name": "one-of-n", "candidates": 64, "draws": 2000},),
+        protect=({"name": "dp-sgd", "noise_multiplier": noises},),
+        attack=({"name": "one-of-n", "candidates": 64, "draws": 2000},),
         seeds=tuple(range(-(-trials // POINTS))),
     )
 

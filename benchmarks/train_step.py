@@ -55,7 +55,7 @@ def bert_base(minilm: Path, folder: Path) -> Path:
 
 def corpora(data: str, rows: int) -> dict[str, Corpus]:
     """Return SST-2, and as many texts that fill 64 tokens."""
-    sst2 = load(data, label_names=("0", "1")).split("train").take(range(rows))
+    sst2 = load(data, classes=("0", "1")).split("train").take(range(rows))
     words = [text.split() for text in sst2.texts]
     long = tuple(" ".join((words[i] + words[(i + 1) % rows] + ["film"] * LENGTH)[:LENGTH]) for i in range(rows))
     return {"fixed": replace(sst2, texts=long), "sst2": sst2}

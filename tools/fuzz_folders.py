@@ -106,5 +106,5 @@ def save_sweep(folder: Path) -> None:
             protection = {"name": "none"} if epsilon is None else {"name": "dp-sgd", "epsilon": epsilon}
             stated = None if epsilon is None else Guarantee(epsilon, 1e-5, "note", Adjacency.ADD_REMOVE, "pld")
             leak = Leakage("one-of-n/identified", 0.5, 0.4, 0.6, n=40, chance=0.02)
-            trial = Trial({"protection": protection}, 0, {"accuracy": 0.75}, (leak,), stated, 1.0, 10, {})
+            trial = Trial({"protect": protection}, 0, {"accuracy": 0.75}, (leak,), stated, 1.0, 10, {})
             store.append(f"trial {number}", trial)

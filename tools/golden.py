@@ -571,8 +571,9 @@ def main(arguments: Sequence[str]) -> int:
     commands = [with_aliases(command, aliases) for command in chosen(before["commands"], asked.only)]
     if asked.only:
         commands = [command for command in commands if not command.get("whole")]
+    _, files = read_commands()  # with the present names of settings, which the recorded code may have called otherwise
     with _folder(asked.again) as folder:
-        record(commands, before["files"], folder, asked.folder)
+        record(commands, files, folder, asked.folder)
         return report(before, read_record(folder), not asked.only)
 
 

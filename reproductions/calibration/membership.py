@@ -110,7 +110,7 @@ def scene_of(
     model: TextModel, corpus: Corpus, choices: RunChoices, seed: int, encoded: Any = None
 ) -> tuple[Scene, dict[str, Any]]:
     """Train a model as chosen, and return it with its corpus and what its training cost."""
-    plan = TrainingPlan.make(model, corpus, protect=choices.protect, train=choices.train, seed=seed, noise_seed=seed)
+    plan = TrainingPlan.make(model, corpus, protect=choices.protect, train=choices.training, seed=seed, noise_seed=seed)
     began = time.monotonic()
     target = Target(corpus, choices, cache=cache_folder())
     if plan.protect is None:

@@ -135,7 +135,7 @@ def run(asked: argparse.Namespace, source: str, pool: ProcessPoolExecutor | None
         torch.cuda.empty_cache()
     metric = "matthews" if name == "cola" else "accuracy"
     with Store(folder / "trained") as store:
-        done = {name_of(made.settings["protection"]) for made in read_trials(folder / "trained").values()}
+        done = {name_of(made.settings["protect"]) for made in read_trials(folder / "trained").values()}
         wanted = [setting for setting in settings_of(asked) if name_of(setting) not in done]
         for setting, (utility, promise, spent) in in_turn(asked, source, wanted, pool):
             settings = described(asked, name, setting)
@@ -158,7 +158,7 @@ def plane(
     lines = [f"{'data':6} {'setting':30} {metric:>9}" + "".join(f" {attack[:10]:>10}" for attack in ATTACKS)]
     lines[0] += "".join(f" {head:>11}" for head in heads)
     (folder / TRIALS).unlink(missing_ok=True)
-    trainings = {name_of(made.settings["protection"]): made for made in read_trials(folder / "trained").values()}
+    trainings = {name_of(made.settings["protect"]): made for made in read_trials(folder / "trained").values()}
     study = study_of(asked, folder.name, len(readings.truths), metric, sorted(readings.read, key=ATTACKS.index))
     (folder / STUDY).write_text(json.dumps({"format": FORMAT, **study}, indent=2))
     with Store(folder) as store:
@@ -188,7 +188,7 @@ def described(asked: argparse.Namespace, name: str, setting: Setting) -> dict[st
         "model": {"encoder": "minilm", "train": asked.train, "embeddings": False},
         "training": training_of(asked, setting),
         "release": {"train": "all", "batch_size": 1, "delta": DELTA},
-        "protection": setting,
+        "protect": setting,
     }
 
 
@@ -203,8 +203,8 @@ def study_of(
         "title": f"{name}: utility against what is read of one text, Gaussian and von Mises–Fisher noise",
         **{part: shared[part] for part in ("data", "model", "release")},
         "training": {"epochs": asked.epochs, "batch_size": 128},
-        "protections": settings_of(asked),
-        "attacks": [{"name": attack, "examples": examples} for attack in attacks],
+        "protect": settings_of(asked),
+        "attack": [{"name": attack, "examples": examples} for attack in attacks],
         "goal": {"leakage": f"{strongest}/{METRICS[0]}", "ceiling": 0.3, "utility": metric},
         "seeds": [asked.seed],
     }

@@ -87,7 +87,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             positive("budget", self.budget, "It limits the total epsilon of a unit over all its training runs.")
         corpus, names = self._corpus(texts, labels, groups)
         chosen = {"encoder": self.encoder, **({} if self.part is None else {"train": self.part})}
-        source = TextSource(IN_PYTHON, label_names=None if self.classes is None else corpus.label_names)
+        source = TextSource(IN_PYTHON, classes=None if self.classes is None else corpus.label_names)
         request = RunRequest(
             source,
             choose_model(chosen, self.protect, source, corpus),
@@ -149,7 +149,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         classifier = cls(
             settings.model.encoder,
             protect=settings.protect,
-            train=settings.train,
+            train=settings.training,
             part=settings.model.train,
             unit=cls().unit if stated is None or stated["unit"] == EACH_ROW else stated["unit"],
             seed=settings.seed,

@@ -19,12 +19,12 @@ source = "notes"
 rows = 60
 [model]
 train = "head"
-[[protections]]
+[[protect]]
 name = "none"
-[[protections]]
+[[protect]]
 name = "dp-sgd"
 epsilon = [8.0]
-[[attacks]]
+[[attack]]
 name = "one-of-n"
 candidates = 4
 [goal]
@@ -58,7 +58,7 @@ def run(folder: Path, text: str, capsys: pytest.CaptureFixture[str]) -> tuple[in
         ("ceiling = 0.9", 'ceiling = 0.9\nutility = "acuracy"', "Did you mean 'accuracy'"),
         ("candidates = 4", 'candidates = 4\nmetrics = ["rouge_k"]', "Expected metric to be one of"),
         ('source = "notes"', 'source = "nowhere.csv"', "Expected a file at 'nowhere.csv'"),
-        ('[[protections]]\nname = "none"\n', "", None),
+        ('[[protect]]\nname = "none"\n', "", None),
     ],
 )
 def test_a_bad_study_is_said_in_a_sentence_and_leaves_nothing(
@@ -90,7 +90,7 @@ WIDE = {"decepticons"}  # crafts weights that a tiny model has no room for
 def tiny(study: Study, data: Path, encoder: Path) -> Study:
     """Return a study with the last point of every grid, on a few rows and a tiny model."""
     attacks = []
-    for table in [table for table in study.attacks if table["name"] not in WIDE]:
+    for table in [table for table in study.attack if table["name"] not in WIDE]:
         less = {key: min(value, SMALL[key]) if key in SMALL else value for key, value in table.items()}
         limit = {"seconds": SMALL["seconds"]} if attack_class(table["name"]).has_time_limit else {}
         attacks.append(less | limit | ({"batch_size": 4} if "batch_size" in less else {}))
@@ -100,10 +100,8 @@ def tiny(study: Study, data: Path, encoder: Path) -> Study:
         model=study.model | {"encoder": str(encoder)},
         training={"epochs": 1, "batch_size": 16},
         # A kappa is meant for a number of parameters, and the tiny model has few of them.
-        protections=tuple(
-            points(table)[-1] | ({"kappa": 5.0} if "kappa" in table else {}) for table in study.protections
-        ),
-        attacks=tuple(attacks),
+        protect=tuple(points(table)[-1] | ({"kappa": 5.0} if "kappa" in table else {}) for table in study.protect),
+        attack=tuple(attacks),
         seeds=study.seeds[:1],
     )
 
@@ -122,11 +120,11 @@ def test_a_tiny_version_of_every_ready_study_runs(
     study = tiny(read_study(path), toy_csv, tiny_encoder("bert"))
     check(study)
     trials = [run_trial(planned) for planned in plan(study)]
-    assert study.goal is not None and len(trials) == len(study.protections)
+    assert study.goal is not None and len(trials) == len(study.protect)
     for trial in trials:
         assert study.goal.utility in trial.utility
         told = {leakage.metric.partition("/")[0] for leakage in trial.leakages} | set(trial.details["not_attacked"])
-        assert told == {table["name"] for table in study.attacks}, "every attack has figures, or says why not"
+        assert told == {table["name"] for table in study.attack}, "every attack has figures, or says why not"
     measured = {leakage.metric for trial in trials for leakage in trial.leakages}
     assert study.goal.leakage in measured
 

@@ -38,7 +38,7 @@ def test_defaults_of_the_training_are_written_with_the_run(
     out = tmp_path / "fed"
     words = ["federate", str(toy_csv), "--model", str(tiny_encoder("bert")), "--train", "head", "--clients", "2"]
     assert main([*words, "--protect", "dp-sgd", "--epsilon", "8", "--in-process", "--out", str(out)]) == 0
-    train = load_run(out).settings.train
+    train = load_run(out).settings.training
     assert train.epochs == 40 and train.batch_size == 64 and train.learning_rate == 0.02
     assert "| epochs, batch, rate | 40, 64, 0.02 |" in (out / "README.md").read_text()
 
@@ -49,7 +49,7 @@ def test_a_study_becomes_a_federated_run(
     study = tmp_path / "study.toml"
     study.write_text(
         f'name = "toy"\n[data]\nsource = "{toy_csv}"\n[model]\nencoder = "{tiny_encoder("bert")}"\ntrain = "head"\n'
-        '[training]\nepochs = 1\n[[protections]]\nname = "none"\n[[protections]]\nname = "dp-sgd"\nepsilon = [2, 8]\n'
+        '[training]\nepochs = 1\n[[protect]]\nname = "none"\n[[protect]]\nname = "dp-sgd"\nepsilon = [2, 8]\n'
     )
     words = ["federate", str(study), "--clients", "2", "--in-process", "--json", "--out", str(tmp_path / "fed")]
     assert main(words) == 2 and "one protection" in capsys.readouterr().err
@@ -89,7 +89,7 @@ def test_an_app_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     project = tomllib.loads((folder / "pyproject.toml").read_text())
     assert project["tool"]["flwr"]["app"]["components"]["clientapp"] == "discreet_federation.client_app:app"
     settings = Federation.read(folder / "discreet_federation" / "federation.toml")
-    assert settings.clients == 3 and settings.label_names == ("a", "b") and settings.partition == "files"
+    assert settings.clients == 3 and settings.classes == ("a", "b") and settings.partition == "files"
     from flwr.cli.config_utils import load_and_validate
 
     _, warnings = load_and_validate(folder / "pyproject.toml")

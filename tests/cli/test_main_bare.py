@@ -69,7 +69,7 @@ def needing_extras(folder: Path, rows: str, encoder: str) -> list[tuple[str, lis
     """Return commands with the extra that each of them needs."""
     (folder / "run").mkdir()
     study = folder / "study.toml"
-    study.write_text(f'name = "toy"\nseeds = [0]\n[data]\nsource = "{rows}"\n[[protections]]\nname = "none"\n')
+    study.write_text(f'name = "toy"\nseeds = [0]\n[data]\nsource = "{rows}"\n[[protect]]\nname = "none"\n')
     run, out = str(folder / "run"), str(folder / "out")
     attack = ["attack", "--data", rows, "--model", encoder, "--examples", "2"]
     return [

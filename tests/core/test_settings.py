@@ -1,10 +1,11 @@
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from discreet.core.errors import SettingError
-from discreet.core.settings import dump, parse, read
+from discreet.core.settings import as_toml, dump, parse, read
 
 
 @dataclass(frozen=True)
@@ -51,3 +52,17 @@ def test_a_missing_or_broken_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "bad.toml").write_text("name = ", encoding="utf-8")
     with pytest.raises(SettingError, match="Expected TOML"):
         read(Outer, tmp_path / "bad.toml")
+
+
+def test_plain_values_come_back_from_toml() -> None:
+    values = {
+        "name": 'a "quoted" \\ name\n\x7f é',
+        "seeds": [0, 1],
+        "data": {"source": "a.csv", "share": 1e-9},
+        "protect": [{"name": "none"}, {"name": "dp-sgd", "epsilon": [1.0, 8.0], "odd key": True}],
+        "attack": [{"name": "mine", "more": {"steps": 3}}, {"name": "flat"}],
+        "empty": {},
+    }
+    text = as_toml(values | {"title": None, "goal": {"floor": None}})
+    assert tomllib.loads(text) == values | {"goal": {}}
+    assert text.count("[[protect]]") == 2, "each table under a header of its own, as in a study that people wrote"

@@ -38,11 +38,11 @@ def test_several_files_count_as_one_column() -> None:
 
 
 def test_given_classes_keep_their_order_and_refuse_others() -> None:
-    assert outcome([("x", ["b"])], label_names=("b", "a")).labels == (0,)
+    assert outcome([("x", ["b"])], classes=("b", "a")).labels == (0,)
     with pytest.raises(DataError, match=r"label='bb' in row 2 of 'x'.*known classes: b, a"):
-        outcome([("x", ["b", "bb"])], label_names=("b", "a"))
+        outcome([("x", ["b", "bb"])], classes=("b", "a"))
     with pytest.raises(DataError) as refused:
-        outcome([("x", ["b", "a whole sentence that is perhaps private"])], label_names=("b", "a"))
+        outcome([("x", ["b", "a whole sentence that is perhaps private"])], classes=("b", "a"))
     assert "sentence" not in str(refused.value)
 
 

@@ -169,7 +169,7 @@ def test_rows_draws_fewer_training_rows_by_the_seed_and_leaves_validation_alone(
 
 def test_known_classes_are_kept_and_one_class_is_then_enough(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", [{"text": "x", "label": "dog"}, {"text": "y", "label": "dog"}])
-    corpus = load(path, label_names=("dog", "cat"), validation=0)
+    corpus = load(path, classes=("dog", "cat"), validation=0)
     assert corpus.labels == (0, 0)
     with pytest.raises(DataError, match="at least 2 classes in column 'label'"):
         load(path)
@@ -241,10 +241,10 @@ def test_built_in_corpora_take_rows_a_fraction_and_known_classes() -> None:
     assert load("notes", rows=100, validation=0).split_names == ("train",)
     assert len(load("notes", rows=100, validation=0.5).split("validation")) > 30
     assert load("notes-pairs-scores", rows=100).task == "regression"
-    turned = load("notes", rows=100, label_names=("orthopaedics", "neurology", "gastroenterology", "cardiology"))
+    turned = load("notes", rows=100, classes=("orthopaedics", "neurology", "gastroenterology", "cardiology"))
     assert [3 - label for label in turned.labels or ()] == list(load("notes", rows=100).labels or ())
     with pytest.raises(DataError, match="one of the known classes"):
-        load("notes", rows=100, label_names=("a", "b"))
+        load("notes", rows=100, classes=("a", "b"))
     with pytest.raises(DataError, match="no column names"):
         load("notes", Columns(text="x"))
     with pytest.raises(DataError, match="to be a fraction"):
@@ -284,9 +284,9 @@ def test_every_missing_column_is_named_at_once(tmp_path: Path) -> None:
 def test_labels_of_another_task_are_said_to_be_so(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", [{"text": f"t{i}", "label": "xyz"[i % 3]} for i in range(9)])
     with pytest.raises(DataError, match=r"known classes: good, bad. Got 'x', 'y', 'z'. No label is known"):
-        load(path, label_names=["good", "bad"])
+        load(path, classes=["good", "bad"])
     with pytest.raises(DataError, match=r"label='z' in rows 3, 6 and 9 of .* known classes: x, y"):
-        load(path, label_names=["x", "y"])
+        load(path, classes=["x", "y"])
 
 
 def test_numbers_with_a_decimal_comma_are_no_classes(tmp_path: Path) -> None:

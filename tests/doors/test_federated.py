@@ -43,12 +43,12 @@ def settings(tiny_encoder: Callable[[str], Path], toy_csv: Path) -> Settings:
     def make(**changes: Any) -> Federation:
         model = ModelSettings(encoder=str(tiny_encoder("bert")), train="head", dropout=0.0)
         values: dict[str, Any] = {
-            "data": TextSource(str(toy_csv), label_names=("clinic", "ward")),
+            "data": TextSource(str(toy_csv), classes=("clinic", "ward")),
             "model": model,
-            "train": TrainSettings(epochs=1, batch_size=30, learning_rate=0.01),
+            "training": TrainSettings(epochs=1, batch_size=30, learning_rate=0.01),
             "clients": 3,
             "task": "classification",
-            "label_names": ("clinic", "ward"),
+            "classes": ("clinic", "ward"),
         }
         return Federation(**(values | changes))
 

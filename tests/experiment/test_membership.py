@@ -188,7 +188,7 @@ def test_references_are_trained_like_the_target(protect: Any, plain: Scene) -> N
     """The slow way, one model at a time on tokens, gives the same outputs as the fast way on vectors."""
     assert plain.target is not None
     corpus, rows = plain.target.corpus, np.arange(40)
-    choices = replace(plain.target.choices, protect=protect, train=replace(LOOP, epochs=3))
+    choices = replace(plain.target.choices, protect=protect, training=replace(LOOP, epochs=3))
     included = random_halves(rows, 2, Rng(0))
     vectors = encode(plain.model, corpus)
     shared = {"protected": True, "seed": 7, "progress": lambda stage, done, total: None}
@@ -213,7 +213,7 @@ def test_references_of_a_target_that_started_from_public_text_start_from_it_too(
     choices = RunChoices(TextSource("toy"), settings, replace(LOOP, epochs=3), protect, 0)
     target = Classifier.build(corpus, settings, rng=Rng(0).fork("model"))
     plan = TrainingPlan.make(
-        target, corpus, protect=protect, train=choices.train, public=public_corpus(protect, corpus, Columns())
+        target, corpus, protect=protect, train=choices.training, public=public_corpus(protect, corpus, Columns())
     )
     start_from_public(target, plan, Job())
     starts: list[bool] = []

@@ -34,7 +34,7 @@ def recorded_run(tiny_encoder: Callable[[str], Path], toy_csv: Path, tmp_path: P
             epochs=0.2, batch_size=6, learning_rate=0.05, optimizer=optimizer, gradient_norm=1e6, warmup=0.0
         )
         model = ModelSettings(encoder=str(tiny_encoder("bert")), dropout=0.0)
-        values: dict[str, Any] = {"clients": 3, "record": True, "label_names": ("clinic", "ward")}
+        values: dict[str, Any] = {"clients": 3, "record": True, "classes": ("clinic", "ward")}
         settings = Federation(TextSource(str(toy_csv)), model, train, **(values | changes))
         federate(settings, tmp_path / name, FederateOptions(in_process=True))
         return tmp_path / name

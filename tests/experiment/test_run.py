@@ -59,7 +59,7 @@ def test_rows_of_what_is_built_in_count_held_out_ones_too() -> None:
 
 def asked_of(encoder: Path, toy_csv: Path, protect: DPSGD | None) -> RunRequest:
     model = ModelSettings(encoder=str(encoder), train="head", dropout=0.0)
-    data = TextSource(str(toy_csv), label_names=("clinic", "ward"))
+    data = TextSource(str(toy_csv), classes=("clinic", "ward"))
     return RunRequest(data, model, TrainSettings(epochs=1, batch_size=16), protect, noise_seed=0)
 
 

@@ -41,7 +41,7 @@ def test_a_study_lends_its_model_texts_and_protections(
             of_model = {"release": {"scope": "model"}, "verdict": "It finds 2%.", "details": {"roc": {"bound": None}}}
             attacks = {"lira": of_model, "dager": {"release": {}}} if number == 0 else {}
             details = {"protection": facts, "attacks": attacks}
-            store.append(str(number), Trial({**study, "protection": point}, 3, {}, details=details))
+            store.append(str(number), Trial({**study, "protect": point}, 3, {}, details=details))
     stage = load_page_data(tmp_path)
     about = offer(menu, stage)["trained_model"]
     assert about["findings"] == [

@@ -32,8 +32,8 @@ def test_a_study_checks_it(words: int) -> None:
     study = Study(
         "own",
         data={"source": "notes"},
-        protections=({"name": "none"},),
-        attacks=({"name": NAME, "words": words},),
+        protect=({"name": "none"},),
+        attack=({"name": NAME, "words": words},),
     )
     with nullcontext() if words else pytest.raises(SettingError, match="words to be .*, got 0"):
         check(study)

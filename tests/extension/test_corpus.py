@@ -31,12 +31,12 @@ def test_it_is_loaded_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_study_checks_it() -> None:
-    check(Study("own", data={"source": NAME}, protections=({"name": "none"},)))
+    check(Study("own", data={"source": NAME}, protect=({"name": "none"},)))
 
 
 def test_it_is_not_taken_for_public_text() -> None:
     assert TextSource("notes").built_in and not TextSource(NAME).built_in
-    assert load(NAME).names_read and not load(NAME, label_names=("sun", "rain")).names_read
+    assert load(NAME).names_read and not load(NAME, classes=("sun", "rain")).names_read
     assert cost_of_choosing({"data": {"source": "notes"}}, []).public
     assert not cost_of_choosing({"data": {"source": NAME}}, []).public
 

@@ -48,16 +48,16 @@ encoder = "{encoder}"
 train = "head"
 [training]
 epochs = 1
-[[protections]]
+[[protect]]
 name = "none"
-[[protections]]
+[[protect]]
 name = "discreet_quiet:Quiet"
 noise_multiplier = 2.0
-[[attacks]]
+[[attack]]
 name = "frequent-words"
 words = 3
 examples = 4
-[[attacks]]
+[[attack]]
 name = "rss"
 examples = 4
 metrics = ["first_word"]
@@ -132,7 +132,7 @@ def test_a_study_with_two_workers_finds_it(
     (tmp_path / "study.toml").write_text(STUDY.format(encoder=tiny_encoder("bert")), encoding="utf-8")
     said = run("-m", "discreet", "calibrate", "study.toml", "--out", "s", "--workers", 2, "--no-report", "--json")
     assert said.returncode == 0, said.stderr
-    trials = {trial.settings["protection"]["name"]: trial for trial in read_trials(tmp_path / "s").values()}
+    trials = {trial.settings["protect"]["name"]: trial for trial in read_trials(tmp_path / "s").values()}
     guarantee = trials["discreet_quiet:Quiet"].guarantee
     assert guarantee is not None and guarantee.caveats == {Caveat.THIRD_PARTY_PROTECTION}
     measured = {leak.metric for leak in trials["none"].leakages}

@@ -54,7 +54,7 @@ def test_python_trains_under_it(tiny_encoder: Callable[[str], Path]) -> None:
 
 
 def test_a_study_checks_it() -> None:
-    check(Study("own", data={"source": "notes"}, protections=({"name": NAME, "mark": ["#", "*"]}, {"name": PATH})))
+    check(Study("own", data={"source": "notes"}, protect=({"name": NAME, "mark": ["#", "*"]}, {"name": PATH})))
 
 
 def test_an_attack_reads_what_it_releases(

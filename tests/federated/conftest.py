@@ -17,12 +17,12 @@ def tiny(tiny_encoder: Callable[[str], Path], toy_csv: Path) -> Callable[..., Fe
 
     def settings(train: str = "head", epochs: float = 2, batch_size: int = 30, **changes: Any) -> Federation:
         values: dict[str, Any] = {
-            "data": TextSource(str(toy_csv), label_names=("clinic", "ward")),
+            "data": TextSource(str(toy_csv), classes=("clinic", "ward")),
             "model": ModelSettings(encoder=str(tiny_encoder("bert")), train=train, dropout=0.0),
-            "train": TrainSettings(epochs=epochs, batch_size=batch_size, learning_rate=0.01),
+            "training": TrainSettings(epochs=epochs, batch_size=batch_size, learning_rate=0.01),
             "clients": 3,
             "task": "classification",
-            "label_names": ("clinic", "ward"),
+            "classes": ("clinic", "ward"),
         }
         return Federation(**(values | changes))
 

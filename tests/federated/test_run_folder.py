@@ -142,7 +142,7 @@ def test_runs_on_neighbouring_texts_with_the_same_secret_differ_only_where_the_t
             (folder / "secret").write_text(f"{number:064x}")
         private = {"protect": DPSGD(epsilon=4.0), "aggregation": CentralDP(epsilon=2.0, rate=0.5)}
         made[0] = 0
-        settings = tiny(epochs=0.5, data=TextSource(str(path), label_names=("clinic", "ward")), **private)
+        settings = tiny(epochs=0.5, data=TextSource(str(path), classes=("clinic", "ward")), **private)
         federate(settings, out, FederateOptions(in_process=True, resume=True))
         found.append({(file, key, n): value for n, (file, key, value) in enumerate(contents(out))})
         out.rename(tmp_path / case)

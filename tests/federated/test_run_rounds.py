@@ -62,13 +62,13 @@ def test_federated_sgd_takes_the_steps_of_central_training(
     turns rounding errors into whole steps, so it is compared for the head alone.
     """
     settings = tiny(train=part)
-    train = dataclasses.replace(settings.train, gradient_norm=1e6, optimizer=optimizer)
-    settings = dataclasses.replace(settings, train=train)
+    train = dataclasses.replace(settings.training, gradient_norm=1e6, optimizer=optimizer)
+    settings = dataclasses.replace(settings, training=train)
     run_in_process(settings, tmp_path)
     clients = clients_of(settings, tmp_path / "again")
     model = settings.build()
     schedule = Schedule.make(settings, {c.number: len(c.split) for c in clients}, model.width)
-    train = settings.train.completed(clients[0].training(schedule.task(0, 1)).plan.settings)  # type: ignore[arg-type]
+    train = settings.training.completed(clients[0].training(schedule.task(0, 1)).plan.settings)  # type: ignore[arg-type]
     steps = optimizer_for(model, train)
     model.train()
     largest, smallest, additions = 0.0, math.inf, 0
@@ -115,7 +115,7 @@ def test_a_run_folder_is_written_and_can_be_used(tiny: Tiny, tmp_path: Path) -> 
     assert result["utility"]["accuracy"] > 0.6 and result["guarantee"] is None
     assert {c["rows"] for c in result["clients"].values()} <= {34, 35, 36, 37} and result["clients"][0]["loss"] > 0
     run = load_run(tmp_path / "fed")
-    assert run.settings.label_names == ("clinic", "ward") and run.metrics["rounds"] == result["rounds"]
+    assert run.settings.classes == ("clinic", "ward") and run.metrics["rounds"] == result["rounds"]
     left = {path.name for path in (tmp_path / "fed").rglob("*")}
     assert not left & {"secret", "answer.safetensors", "vectors", "memory", "checkpoint.safetensors"}
 
@@ -159,7 +159,7 @@ def test_other_protections_run_at_the_clients(tiny: Tiny, tmp_path: Path, protec
 
 def test_clients_with_few_pairs_train_with_the_defaults_of_the_server(tiny: Tiny, tmp_path: Path) -> None:
     settings = tiny(train="all")
-    settings = dataclasses.replace(settings, train=TrainSettings())
+    settings = dataclasses.replace(settings, training=TrainSettings())
     rows = settings.corpus_of(0)
     client = Client(settings, 0, tmp_path / "client", corpus=dataclasses.replace(rows, second=rows.texts))
     plan = client.training(Assignment(1, 0, 1, 4, 10)).plan

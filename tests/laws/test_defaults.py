@@ -54,7 +54,7 @@ def test_a_study_trains_what_train_trains(
 
     monkeypatch.setattr("discreet.experiment.train_once", stopped)
     assert main(["train", *words]) == 130
-    trial = training_request({"data": data, "protection": {"name": name, **own}}, corpus_of(data), 0)
+    trial = training_request({"data": data, "protect": {"name": name, **own}}, corpus_of(data), 0)
     assert replace(trial, noise_seed=None) == requests[0]
 
 
@@ -73,4 +73,4 @@ def test_a_study_of_more_texts_than_there_are_is_rejected_before_a_trial_trains(
     with pytest.raises(SettingError, match=named):
         check_rows(study, corpus_of(data))
     small = {**table, "candidates": 4} if named == "candidates" else {**table, "examples": 2}
-    check_rows(replace(study, attacks=(small,)), corpus_of(data))
+    check_rows(replace(study, attack=(small,)), corpus_of(data))

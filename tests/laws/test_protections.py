@@ -228,7 +228,7 @@ def study_protection(case: Case, encoder: Path, corpus: Corpus, folder: Path, se
         "data": {"source": "toy.csv"},
         "model": {"encoder": str(encoder), "train": "head"},
         "training": {"epochs": SETTINGS.epochs, "batch_size": SETTINGS.batch_size},
-        "protection": {"name": case.name, **with_delta(case.name, given)},
+        "protect": {"name": case.name, **with_delta(case.name, given)},
     }
     asked = training_request(settings, corpus, 0)
     return make_plan(asked, Classifier.build(corpus, asked.model, rng=Rng(0)), corpus, lambda text: None).protect

@@ -38,9 +38,9 @@ def run(toy_csv: Path, encoder: Path, out: Path, **changes: object) -> dict[str,
     model = {"encoder": str(encoder), "train": changes.pop("train", "head")}
     asked = LocalPrivacy(**{"epsilon": 12.0, "dimension": 12, **changes})  # type: ignore[arg-type]
     request = RunRequest(
-        data=TextSource(str(toy_csv), label_names=("clinic", "ward")),
+        data=TextSource(str(toy_csv), classes=("clinic", "ward")),
         model=ModelSettings(**model),  # type: ignore[arg-type]
-        train=TrainSettings(epochs=epochs, batch_size=16, learning_rate=0.05),
+        training=TrainSettings(epochs=epochs, batch_size=16, learning_rate=0.05),
         protect=asked,
     )
     return train_once(request, out, options=RunOptions(resume=resume)).values()

@@ -51,7 +51,7 @@ def trial(protection: dict[str, object], noise: float | None, seed: int, texts: 
         {"attack": "dager", "truth": HOSTILE, "guess": HOSTILE + " and more", "batch": 1},
     ]
     return Trial(
-        settings={"data": {"source": "notes"}, "protection": protection},
+        settings={"data": {"source": "notes"}, "protect": protection},
         seed=seed,
         utility={"accuracy": 0.91 - (0 if noise is None else 0.05 * noise) + shift},
         leakages=(
@@ -103,7 +103,7 @@ def write_sample(folder: Path, seeds: int = 2, protections: tuple[str, ...] = ("
         "title": "Clinic notes: may a classifier be trained on them? <script>window.hacked = 4</script>",
         "data": {"source": "notes"},
         "model": {"train": "head"},
-        "protections": [{"name": name} for name in protections],
+        "protect": [{"name": name} for name in protections],
         "goal": {"leakage": "one-of-n/identified", "ceiling": 0.1, "utility": "accuracy"},
     }
     (folder / "study.json").write_text(json.dumps({"format": FORMAT, **study}))

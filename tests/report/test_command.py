@@ -16,7 +16,7 @@ from discreet.report.page import command_text
 from discreet.study.file import NONE, Study, check
 from discreet.study.trial import corpus_of, training_request
 
-DATA = {"source": "notes", "rows": 120, "unit": None, "max_per_unit": 2, "label_names": None, "validation": "0.2"}
+DATA = {"source": "notes", "rows": 120, "unit": None, "max_per_unit": 2, "classes": None, "validation": "0.2"}
 OWN: dict[str, dict[str, Any]] = {
     NONE: {},
     "dp-sgd": {"epsilon": 2.5, "clip_norm": 0.3, "delta": 1e-4},
@@ -44,8 +44,8 @@ def test_the_command_trains_what_the_trials_trained(name: str, monkeypatch: pyte
         "data": DATA,
         "model": {**model, "max_length": 40},
         "training": {"epochs": 2.5, "batch_size": 40, "learning_rate": 0.0007},
-        "protections": [protection],
-        "attacks": [],
+        "protect": [protection],
+        "attack": [],
     }
     check(Study(**study))
     requests: list[Any] = []
@@ -62,7 +62,7 @@ def test_the_command_trains_what_the_trials_trained(name: str, monkeypatch: pyte
     assert words[0] == "discreet" and main(words[1:]) == 130
     request, out = requests[0]
     settings = {key: study[key] for key in ("data", "model", "training")}
-    trial = training_request({**settings, "protection": protection}, corpus_of(DATA), 0)
+    trial = training_request({**settings, "protect": protection}, corpus_of(DATA), 0)
     assert replace(trial, noise_seed=None) == request
     assert out == "runs/a-study-of-notes-release" and command.missing == ()
 
@@ -88,7 +88,7 @@ def test_pairs_are_read_as_in_the_trials(chosen: dict[str, str]) -> None:
 
 
 def test_what_no_option_sets_is_named() -> None:
-    study = {"name": "s", "data": {"source": "a b.csv", "label_names": ["x", "y"]}, "training": {"momentum": 0.8}}
+    study = {"name": "s", "data": {"source": "a b.csv", "classes": ["x", "y"]}, "training": {"momentum": 0.8}}
     command = train_command(study, {"name": "dp-sgd", "epsilon": 3.0})
     assert command.missing == ("training.momentum",)
     text = command_text(command)

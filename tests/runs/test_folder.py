@@ -57,10 +57,10 @@ def test_a_run_of_another_format_is_rejected(
 ) -> None:
     train_once(request(toy_csv, str(tiny_encoder("bert")), train="head"), tmp_path / "a")
     path = tmp_path / "a" / "settings.toml"
-    path.write_text(path.read_text(encoding="utf-8").replace("format = 4", "format = 5"), encoding="utf-8")
-    with pytest.raises(ModelError, match="Expected a run of format 4 in .*, got 5"):
+    path.write_text(path.read_text(encoding="utf-8").replace("format = 5", "format = 4"), encoding="utf-8")
+    with pytest.raises(ModelError, match="Expected a run of format 5 in .*, got 4"):
         load_run(tmp_path / "a")
-    with pytest.raises(ModelError, match="Expected a run of format 4"):
+    with pytest.raises(ModelError, match="Expected a run of format 5"):
         load_scene(SceneRequest(run=tmp_path / "a"))
 
 

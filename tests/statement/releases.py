@@ -62,7 +62,7 @@ def run_of(
                     str(data),
                     **{
                         "unit": "patient_id",
-                        "label_names": ("clinic", "ward"),
+                        "classes": ("clinic", "ward"),
                         **{k: v for k, v in more.items() if k not in others},
                     },
                 ),

@@ -110,7 +110,10 @@ def test_a_statement_says_from_what_training_started(run_of: Callable[..., Path]
     restated(path, metrics)
     facts = read_facts(path)
     settings = {**facts.settings, "task": "regression"}
-    settings |= {"model": {**settings["model"], "pairs": "separate"}, "train": {**settings["train"], "head_share": 0.2}}
+    settings |= {
+        "model": {**settings["model"], "pairs": "separate"},
+        "training": {**settings["training"], "head_share": 0.2},
+    }
     algorithm = statement(replace(facts, settings=settings))["algorithm"]
     assert "trained on public text, without noise. The first 20% of the steps" in algorithm["description"]
     assert any("around those of held-out rows" in text for text in algorithm["chosen_with_data"])
@@ -148,7 +151,7 @@ def test_a_statement_says_whether_the_names_of_the_classes_were_given(run_of: Ca
         return tuple([one for one in chosen if "names of the classes" in one] for chosen in lists)  # type: ignore[return-value]
 
     assert of("dp-sgd") == (["the names of the classes, which were given or are those of a built-in corpus"], [])
-    without, (read,) = of("dp-sgd", label_names=None)
+    without, (read,) = of("dp-sgd", classes=None)
     assert not without and "read from private labels" in read and "unless" not in read
     without, (unknown,) = of("plain")
     assert not without and "unless they were given" in unknown

@@ -21,12 +21,12 @@ encoder = "{encoder}"
 train = "head"
 [training]
 epochs = 10
-[[protections]]
+[[protect]]
 name = "none"
-[[protections]]
+[[protect]]
 name = "dp-sgd"
 epsilon = 3.0
-[[attacks]]
+[[attack]]
 name = "lira"
 references = 4
 [goal]
@@ -68,7 +68,7 @@ def test_a_study_compares_settings_by_membership(
     command = ["calibrate", str(tmp_path / "study.toml"), "--out", str(tmp_path / "s"), "--workers", "1", "--json"]
     assert main(command) == 0
     capsys.readouterr()
-    trials = {one.settings["protection"]["name"]: one for one in read_trials(tmp_path / "s").values()}
+    trials = {one.settings["protect"]["name"]: one for one in read_trials(tmp_path / "s").values()}
     private = trials["dp-sgd"]
     assert private.details["scopes"]["lira/auc"] == "model"
     assert private.details["bounds"]["lira/auc"] < 0.8 and "lira/auc" not in trials["none"].details["bounds"]

@@ -137,7 +137,7 @@ def test_all_doors_add_to_one_total_which_python_and_the_terminal_show(
         tune(model, corpus, SearchPlan.make(model, corpus, grid, protect=DPSGD(epsilon=1), trials=2, train=SHORT))
     with one_more_record("train"):
         settings = Federation(
-            source, ModelSettings(encoder=encoder, train="head"), SHORT, 1, NOISE, label_names=corpus.label_names
+            source, ModelSettings(encoder=encoder, train="head"), SHORT, 1, NOISE, classes=corpus.label_names
         )
         client = Client(settings, 0, tmp_path / "client", corpus=corpus)
         weights = {name: p.detach().numpy() for name, p in client.model.named_parameters() if p.requires_grad}

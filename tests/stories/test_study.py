@@ -25,12 +25,12 @@ epochs = 5
 train = "head"
 embeddings = false
 split = "train"
-[[protections]]
+[[protect]]
 name = "none"
-[[protections]]
+[[protect]]
 name = "dp-sgd"
 noise_multiplier = 2.0
-[[attacks]]
+[[attack]]
 name = "one-of-n"
 candidates = 16
 draws = 2000
@@ -51,10 +51,10 @@ def test_a_study_recommends_what_keeps_its_ceiling(
     assert (told["run"], told["kept"]) == (2, 0)
     assert "dp-sgd" in told["verdict"][1]
     trials = list(read_trials(tmp_path / "s").values())
-    leaks = {trial.settings["protection"]["name"]: trial.leakages[0] for trial in trials}
+    leaks = {trial.settings["protect"]["name"]: trial.leakages[0] for trial in trials}
     assert leaks["none"].value > 0.9
     assert leaks["dp-sgd"].high <= 0.4
-    private = next(trial for trial in trials if trial.settings["protection"]["name"] == "dp-sgd")
+    private = next(trial for trial in trials if trial.settings["protect"]["name"] == "dp-sgd")
     assert leaks["dp-sgd"].low <= private.details["bounds"]["one-of-n/identified"]
     assert private.guarantee is not None
     assert private.guarantee.certified

@@ -10,8 +10,8 @@ def study() -> Study:
     return Study(
         name="toy",
         data={"source": "notes"},
-        protections=({"name": "none"}, {"name": "dp-sgd", "epsilon": [1.0, 2.0, 8.0]}),
-        attacks=({"name": "one-of-n"},),
+        protect=({"name": "none"}, {"name": "dp-sgd", "epsilon": [1.0, 2.0, 8.0]}),
+        attack=({"name": "one-of-n"},),
         goal=Goal("one-of-n/identified", ceiling=0.5),
         seeds=(0, 1),
     )

@@ -11,7 +11,7 @@ from discreet.study.choosing import cost_of_choosing
 
 def trial(epsilon: float | None, adjacency: Adjacency = Adjacency.ZERO_OUT) -> Trial:
     guarantee = None if epsilon is None else Guarantee(epsilon, 1e-5, "row", adjacency, "pld")
-    return Trial({"protection": {"name": "dp-sgd"}}, 0, {"accuracy": 0.8}, guarantee=guarantee)
+    return Trial({"protect": {"name": "dp-sgd"}}, 0, {"accuracy": 0.8}, guarantee=guarantee)
 
 
 OWN, BUILT_IN = {"data": {"source": "letters.csv"}}, {"data": {"source": "notes"}}

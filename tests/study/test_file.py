@@ -15,13 +15,13 @@ name = "small"
 seeds = [0, 1]
 [data]
 source = "notes"
-[[protections]]
+[[protect]]
 name = "none"
-[[protections]]
+[[protect]]
 name = "dp-sgd"
 epsilon = [1.0, 8.0]
 clip_norm = [0.1, 1.0]
-[[attacks]]
+[[attack]]
 name = "dager"
 [goal]
 leakage = "dager/rouge_l"
@@ -47,13 +47,13 @@ def test_a_grid_is_the_product_of_its_lists_for_every_seed(tmp_path: Path) -> No
         ('name = "small"', 'nmae = "small"', "Did you mean 'name'"),
         ("ceiling = 0.1", "cieling = 0.1", "Did you mean 'ceiling'"),
         ("ceiling = 0.1", "", "either a ceiling or a floor"),
-        ("seeds = [0, 1]", "seeds = []", "at least one seed"),
-        ("seeds = [0, 1]", "seeds = [0, 0]", "seeds to be different numbers"),
+        ("seeds = [0, 1]", "seeds = []", "seeds to be one or more different numbers"),
+        ("seeds = [0, 1]", "seeds = [0, 0]", "seeds to be one or more different numbers"),
         ("seeds = [0, 1]", "seeds = 3", "of type tuple"),
         ('"dager/rouge_l"', '"lamp/rouge_l"', "of an attack in dager"),
         ('"dager/rouge_l"', '"rouge_l"', "ATTACK/METRIC"),
         ("[data]", "[data", "Expected TOML"),
-        ('name = "dager"', 'nom = "dager"', "Expected key 'name' in attacks"),
+        ('name = "dager"', 'nom = "dager"', "Expected key 'name' in attack"),
     ],
 )
 def test_a_study_that_cannot_be_meant_is_refused(tmp_path: Path, old: str, new: str, said: str) -> None:
@@ -84,7 +84,7 @@ def test_a_goal_needs_a_rule() -> None:
 
 def test_a_study_needs_a_protection() -> None:
     with pytest.raises(SettingError, match="at least one"):
-        Study(name="x", data={}, protections=())
+        Study(name="x", data={}, protect=())
 
 
 @pytest.mark.parametrize(
@@ -126,6 +126,6 @@ def test_an_error_stays_of_its_kind() -> None:
 
 
 def test_a_misspelled_attack_is_named_and_not_the_goal() -> None:
-    with pytest.raises(SettingError, match=r"Expected attacks\.name .*Did you mean 'one-of-n'") as error:
+    with pytest.raises(SettingError, match=r"Expected attack\.name .*Did you mean 'one-of-n'") as error:
         Study("a", {"source": "notes"}, ({"name": "none"},), ({"name": "one-off-n"},), Goal("one-of-n/identified", 0.1))
-    assert error.value.setting == "attacks.name"
+    assert error.value.setting == "attack.name"

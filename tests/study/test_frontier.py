@@ -22,7 +22,7 @@ from discreet.study.frontier import (
 
 def trial(name: str, epsilon: float, leak: float, accuracy: float, seed: int = 0, bound: float | None = None) -> Trial:
     return Trial(
-        settings={"protection": {"name": name, "epsilon": epsilon}},
+        settings={"protect": {"name": name, "epsilon": epsilon}},
         seed=seed,
         utility={"accuracy": accuracy},
         leakages=(Leakage("a/m", leak, max(0.0, leak - 0.05), min(1.0, leak + 0.05), 100, 0.01),),

@@ -10,8 +10,8 @@ from discreet.study.grid import key_of, names_of, plan, points
 
 
 def test_a_key_depends_on_every_setting_and_on_nothing_else() -> None:
-    settings = {"data": {"source": "notes", "rows": 5}, "protection": {"name": "none"}}
-    turned = {"protection": {"name": "none"}, "data": {"rows": 5, "source": "notes"}}
+    settings = {"data": {"source": "notes", "rows": 5}, "protect": {"name": "none"}}
+    turned = {"protect": {"name": "none"}, "data": {"rows": 5, "source": "notes"}}
     assert key_of(settings, 0) == key_of(turned, 0)
     assert key_of(settings, 0) != key_of(settings, 1)
     assert key_of(settings, 0) != key_of({**settings, "data": {"source": "notes", "rows": 6}}, 0)
@@ -41,5 +41,5 @@ def test_settings_are_told_apart_by_what_differs() -> None:
 
 
 def test_an_empty_grid_is_refused_by_its_key() -> None:
-    with pytest.raises(SettingError, match="protections.epsilon"):
+    with pytest.raises(SettingError, match="protect.epsilon"):
         points({"name": "dp-sgd", "epsilon": []})

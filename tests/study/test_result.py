@@ -18,7 +18,7 @@ STUDY = """
 name = "small"
 [data]
 source = "{data}"
-label_names = ["clinic", "ward"]
+classes = ["clinic", "ward"]
 [model]
 encoder = "{encoder}"
 train = "head"
@@ -28,12 +28,12 @@ batch_size = 16
 [release]
 train = "head"
 embeddings = false
-[[protections]]
+[[protect]]
 name = "none"
-[[protections]]
+[[protect]]
 name = "dp-sgd"
 noise_multiplier = 2.0
-[[attacks]]
+[[attack]]
 name = "one-of-n"
 candidates = 6
 draws = 50

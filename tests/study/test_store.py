@@ -12,7 +12,7 @@ from discreet.core.types import Leakage, Trial
 from discreet.study.store import NAME, Store, read_trials
 
 TRIAL = Trial(
-    settings={"protection": {"name": "dp-sgd", "epsilon": 1.0}},
+    settings={"protect": {"name": "dp-sgd", "epsilon": 1.0}},
     seed=3,
     utility={"accuracy": 0.8, "matthews": math.nan},
     leakages=(Leakage("dager/rouge_l", 0.5, 0.4, 0.6, 10, 0.1),),
@@ -37,7 +37,7 @@ def test_a_trial_comes_back_as_it_was(tmp_path: Path) -> None:
 def test_no_guarantee_stays_none_at_all(tmp_path: Path) -> None:
     nothing = Guarantee(math.inf, 1e-5, "note", Adjacency.ADD_REMOVE, "pld", reason="no noise")
     with Store(tmp_path) as store:
-        store.append("k", Trial({"protection": {}}, 0, {}, guarantee=nothing))
+        store.append("k", Trial({"protect": {}}, 0, {}, guarantee=nothing))
     back = read_trials(tmp_path)["k"].guarantee
     assert back is not None
     assert not back.exists

@@ -130,7 +130,7 @@ def test_a_stopped_sweep_keeps_what_is_done(study: Study, tmp_path: Path) -> Non
 
 
 def test_killed_five_times_at_random_it_ends_with_the_same_trials(study: Study, tmp_path: Path) -> None:
-    many = dataclasses.replace(study, protections=({"name": "dp-sgd", "epsilon": [1.0 + i for i in range(40)]},))
+    many = dataclasses.replace(study, protect=({"name": "dp-sgd", "epsilon": [1.0 + i for i in range(40)]},))
     (tmp_path / "study.json").write_text(json.dumps(many.as_dict()))
     command = [sys.executable, str(HERE / "toy.py"), str(tmp_path / "study.json"), str(tmp_path / "s")]
     chance = random.Random(5)

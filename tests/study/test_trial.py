@@ -20,7 +20,7 @@ def test_an_estimate_is_not_drawn_as_a_bound(
         "data": {"source": str(toy_csv)},
         "model": {"encoder": str(tiny_encoder("bert")), "train": train},
         "training": {"epochs": 1, "batch_size": 16},
-        "protection": {"name": "dp-ie", "epsilon": 2.0},
+        "protect": {"name": "dp-ie", "epsilon": 2.0},
     }
     trial = run_trial(Planned("a", settings, 0))
     assert trial.guarantee is not None and trial.guarantee.certified is proven
@@ -34,8 +34,8 @@ def test_what_could_not_be_run_is_said_in_the_study_s_own_words(
         "data": {"source": str(toy_csv)},
         "model": {"encoder": str(tiny_encoder("bert")), "train": "head"},
         "training": {"epochs": 1, "batch_size": 16},
-        "protection": {"name": "texthide", "mix": 4},
-        "attacks": [{"name": "rss", "examples": 4}],
+        "protect": {"name": "texthide", "mix": 4},
+        "attack": [{"name": "rss", "examples": 4}],
     }
     why = run_trial(Planned("a", settings, 0)).details["not_attacked"]["rss"]
     assert "Use larger batches (batch_size), or mix fewer sentences (mix)" in why
@@ -75,11 +75,11 @@ def test_canaries_are_planted_in_a_trial_and_their_exposure_is_measured(
     toy_csv: Path, tiny_encoder: Callable[[str], Path], epsilon: float | None
 ) -> None:
     settings = {
-        "data": {"source": str(toy_csv), "label_names": ["clinic", "ward"]},
+        "data": {"source": str(toy_csv), "classes": ["clinic", "ward"]},
         "model": {"encoder": str(tiny_encoder("bert")), "train": "head"},
         "training": {"epochs": 1, "batch_size": 16},
-        "protection": {"name": "none"} if epsilon is None else {"name": "dp-sgd", "epsilon": epsilon},
-        "attacks": [{"name": "exposure"}],
+        "protect": {"name": "none"} if epsilon is None else {"name": "dp-sgd", "epsilon": epsilon},
+        "attack": [{"name": "exposure"}],
         "canaries": {"count": 3, "copies": [1, 4], "digits": 2},
     }
     trial = run_trial(Planned("a", settings, 0))
@@ -100,8 +100,8 @@ def test_a_study_trains_language_models_with_adapters(
         "data": {"source": str(toy_csv), "task": "unlabelled"},
         "model": {"encoder": str(tiny_causal("llama")), "train": "lora-2"},
         "training": {"epochs": 1, "batch_size": 16},
-        "protection": protection,
-        "attacks": [{"name": "loss", "members": 8}],
+        "protect": protection,
+        "attack": [{"name": "loss", "members": 8}],
     }
     trial = run_trial(Planned("a", settings, 0))
     assert next(iter(trial.utility)) == "token_accuracy" and trial.utility["perplexity"] > 1
@@ -119,7 +119,7 @@ def test_a_study_reads_pairs_like_train(tmp_path: Path, tiny_encoder: Callable[[
         "data": {"source": str(tmp_path / "pairs.csv"), "text_pair": "second"},
         "model": {"encoder": str(tiny_encoder("bert"))},
         "training": {"epochs": 1, "batch_size": 16},
-        "protection": {"name": "dp-sgd", "epsilon": 8.0},
+        "protect": {"name": "dp-sgd", "epsilon": 8.0},
     }
     trial = run_trial(Planned("a", settings, 0))
     assert trial.details["trained"] == "head" and "accuracy" in trial.utility
@@ -133,11 +133,11 @@ def test_all_updates_of_a_training_are_as_certain_as_the_training(
         "data": {"source": str(toy_csv)},
         "model": {"encoder": str(tiny_encoder("bert")), "train": "head"},
         "training": {"epochs": 1, "batch_size": 16},
-        "protection": {"name": "dp-sgd", "epsilon": 8.0},
-        "attacks": [{"name": "one-of-n", "candidates": 4, "draws": 500}],
+        "protect": {"name": "dp-sgd", "epsilon": 8.0},
+        "attack": [{"name": "one-of-n", "candidates": 4, "draws": 500}],
     }
     for names, certified in ((None, False), (["clinic", "ward"], True)):
-        settings["data"] = {"source": str(toy_csv), "label_names": names}
+        settings["data"] = {"source": str(toy_csv), "classes": names}
         trial = run_trial(Planned("a", settings, 0))
         stated = trial.details["attacks"]["one-of-n"]["guarantee"]
         assert trial.guarantee is not None and trial.guarantee.certified is certified
@@ -156,7 +156,7 @@ def test_a_study_without_held_out_rows_fails_before_it_trains(
     settings = {
         "data": {"source": str(toy_csv), "validation": "0"},
         "model": {"encoder": str(tiny_encoder("bert")), "train": "head"},
-        "protection": protection,
+        "protect": protection,
     }
     monkeypatch.setattr(trials, "train_once", lambda *a, **k: pytest.fail("it trained"))
     with pytest.raises(DataError, match=r"held-out rows.*data\.validation"):
@@ -180,7 +180,7 @@ def test_the_attacked_model_reads_pairs_as_the_trained_one(
     settings = {
         "data": {"source": str(tmp_path / "pairs.csv"), "text_pair": "second"},
         "model": {"encoder": encoder},
-        "protection": {"name": "dp-sgd", "epsilon": 8.0},
+        "protect": {"name": "dp-sgd", "epsilon": 8.0},
     }
     trained = trials.training_request(settings, trials.corpus_of(settings["data"]), 0).model
     for train in ("head", "all"):

@@ -100,7 +100,7 @@ class FakeRay(types.ModuleType):
 
 def test_ray_reports_the_same_events(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
     planned = plan(study)
-    ray = FakeRay(dies=lambda one: one.settings["protection"].get("epsilon") == 8.0)
+    ray = FakeRay(dies=lambda one: one.settings["protect"].get("epsilon") == 8.0)
     monkeypatch.setitem(sys.modules, "ray", ray)
     events = ended(list(run_on_ray(planned, toy.failing, 2, never)))
     reasons = {event.planned.label: event.failure for event in events["failed"]}

@@ -18,7 +18,7 @@ from discreet.study.workers import LOST
 
 
 def quick(planned: Planned) -> Trial:
-    epsilon = planned.settings["protection"].get("epsilon", 100.0)
+    epsilon = planned.settings["protect"].get("epsilon", 100.0)
     leak = min(1.0, epsilon / 10)
     return Trial(
         settings=planned.settings,
@@ -38,20 +38,20 @@ def slow(planned: Planned) -> Trial:
 
 
 def failing(planned: Planned) -> Trial:
-    if planned.settings["protection"].get("epsilon") == 2.0:
+    if planned.settings["protect"].get("epsilon") == 2.0:
         raise ValueError("two is too many")
     return quick(planned)
 
 
 def dying(planned: Planned) -> Trial:
-    if planned.settings["protection"].get("epsilon") == 2.0:
+    if planned.settings["protect"].get("epsilon") == 2.0:
         os._exit(9)
     return quick(planned)
 
 
 def imitating(planned: Planned) -> Trial:
     """Fail with the words of a lost worker."""
-    if planned.settings["protection"].get("epsilon") == 2.0:
+    if planned.settings["protect"].get("epsilon") == 2.0:
         raise RuntimeError(LOST.reason)
     trial = quick(planned)
     return replace(trial, details={**trial.details, "process": os.getpid()})

@@ -13,7 +13,7 @@ from discreet.data.sources import load
 @pytest.fixture
 def corpus(toy_csv: Path) -> Corpus:
     """Return the toy rows."""
-    return load(toy_csv, label_names=("clinic", "ward"))
+    return load(toy_csv, classes=("clinic", "ward"))
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from discreet.training.engine import Engine, PrivateParts, PrivateStep, part_to_
 
 @pytest.fixture
 def corpus(toy_csv: Path) -> Corpus:
-    return load(toy_csv, label_names=("clinic", "ward"))
+    return load(toy_csv, classes=("clinic", "ward"))
 
 
 def kernel_noise(values: Any, std: float, rng: Rng) -> Any:

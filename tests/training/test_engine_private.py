@@ -28,7 +28,7 @@ from discreet.training.evaluate import evaluate
 
 @pytest.fixture
 def corpus(toy_csv: Path) -> Corpus:
-    found = load(toy_csv, label_names=("clinic", "ward"))
+    found = load(toy_csv, classes=("clinic", "ward"))
     return replace(found, units=tuple(f"p{i % 40}" for i in range(len(found))), unit_name="person")
 
 

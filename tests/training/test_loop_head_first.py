@@ -30,7 +30,7 @@ SETTINGS = TrainSettings(epochs=2, batch_size=10, learning_rate=1e-2, head_share
 
 @pytest.fixture
 def corpus(toy_csv: Path) -> Corpus:
-    return load(toy_csv, label_names=("clinic", "ward"))
+    return load(toy_csv, classes=("clinic", "ward"))
 
 
 def build(corpus: Corpus, folder: Path, **changes: object) -> Classifier:

@@ -34,7 +34,7 @@ SHORT = TrainSettings(epochs=2, batch_size=20)
 
 @pytest.fixture(scope="module")
 def corpus(toy_csv: Path) -> Corpus:
-    return load(toy_csv, label_names=("clinic", "ward"))
+    return load(toy_csv, classes=("clinic", "ward"))
 
 
 @pytest.fixture(scope="module")

@@ -22,8 +22,9 @@ from torch import Tensor
 
 from discreet.attacks.base import Family, GradientAttack, Need, Returns
 from discreet.clipping.tape import Clip, Flat, Tape, clipped_sum
-from discreet.core.errors import UnsupportedError, invalid, non_negative, one_of, positive, probability, whole
+from discreet.core.errors import UnsupportedError, invalid, non_negative, positive, probability, whole
 from discreet.core.randomness import Rng
+from discreet.core.rules import OneOf, check_fields, ruled
 from discreet.core.types import GradientRelease, Guess, Knowledge
 from discreet.data.batches import Tokens, tokens_for
 from discreet.data.corpus import Corpus
@@ -46,7 +47,7 @@ class OneOfN(GradientAttack):
     In the guess, `indices` are the candidates, most likely first, and `scores` their log-likelihoods up to a constant.
     """
 
-    noise: str = "gaussian"
+    noise: str = ruled("gaussian", OneOf(NOISES))
     clip_norm: float = 1.0
 
     name: ClassVar[str] = "one-of-n"
@@ -56,7 +57,7 @@ class OneOfN(GradientAttack):
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        one_of("noise", self.noise, NOISES)
+        check_fields(self)
         positive("clip_norm", self.clip_norm)
 
     def run(self, seen: GradientRelease, knows: Knowledge, rng: Rng) -> Guess:

@@ -21,6 +21,14 @@ if TYPE_CHECKING:
     from discreet.study.sweep import Standing
 
 
+def _print_schema(wanted: bool) -> None:
+    if wanted:
+        from discreet.study.schema import schema_text
+
+        document(schema_text(plug_ins=True))
+        raise typer.Exit
+
+
 def calibrate(
     study: Annotated[Path, typer.Argument(metavar="STUDY", help="Study file, such as studies/demo.toml.")],
     out: Annotated[Path, typer.Option("--out", help="Output folder; an unfinished study is resumed.")],
@@ -32,6 +40,15 @@ def calibrate(
     ] = "processes",
     report: Annotated[bool, typer.Option("--report/--no-report", help="Write the report after the last trial.")] = True,
     json: Json = False,
+    schema: Annotated[
+        bool,
+        typer.Option(
+            "--schema",
+            callback=_print_schema,
+            is_eager=True,
+            help="Print the JSON schema of study files, by which editors complete and check them.",
+        ),
+    ] = False,
 ) -> None:
     """Train with each protection and noise level of a study, attack the results, and recommend one.
 
@@ -81,7 +98,7 @@ def calibrate(
 
 
 def _note_about(study: Study) -> None:
-    limited = [f"{table['name']} ({table['seconds']:g} s)" for table in study.attacks if "seconds" in table]
+    limited = [f"{table['name']} ({table['seconds']:g} s)" for table in study.attack if "seconds" in table]
     if limited:
         note(
             f"The study limits the time of {', '.join(limited)}. A search stopped by the limit gives different "

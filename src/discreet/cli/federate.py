@@ -153,7 +153,7 @@ def settings_for(
     partition = options.partition or (FILES if files else None)
     if target == "app" and not files:
         task = Task.LM if data.task == "unlabelled" else Task(data.task or Task.CLASSIFICATION)
-        names = data.label_names
+        names = data.classes
         if task.has_classes and not names:
             raise invalid("classes", None, "set for an app", "Clients must agree on the class names.")
         units, corpora = 1, []
@@ -178,7 +178,7 @@ def settings_for(
     return Federation(
         data=data,
         model=chosen,
-        train=parse(TrainSettings, training, "training"),
+        training=parse(TrainSettings, training, "training"),
         clients=clients,
         protect=protect,
         aggregation=aggregation_from_table(table_),
@@ -186,7 +186,7 @@ def settings_for(
         partition=partition,
         files=files,
         task=task,
-        label_names=tuple(names or ()) if task.has_classes else (),
+        classes=tuple(names or ()) if task.has_classes else (),
         **{name: getattr(options, name) for name in _SAME},
     )
 
@@ -209,13 +209,13 @@ def _of_study(
     if protect is None:
         settings = [
             point
-            for number, one in enumerate(study.protections)
+            for number, one in enumerate(study.protect)
             if options.protect in (None, one["name"])
-            for point in points(one, f"protections[{number}]")
+            for point in points(one, f"protect[{number}]")
         ]
         if len(settings) != 1:
             remedy = f"A federated run has one protection; choose it with {setting('protect')} and its settings."
-            raise invalid("protections", [one["name"] for one in study.protections], "one protection", remedy)
+            raise invalid("protect", [one["name"] for one in study.protect], "one protection", remedy)
         protect = protection_for(settings[0])
     data = parse(TextSource, {**study.data, "seed": study.data.get("seed", options.seed)}, "data")
     return data, {**study.model, **model}, {**study.training, **training}, protect

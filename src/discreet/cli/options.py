@@ -27,6 +27,7 @@ from discreet.core.errors import SettingError, Spelling, invalid, one_of, positi
 from discreet.core.guarantee import DEFAULT_DELTA
 from discreet.core.settings import option_field
 from discreet.core.task import Task
+from discreet.data.help import HELP
 from discreet.models.settings import RANK
 
 if TYPE_CHECKING:
@@ -44,12 +45,6 @@ _FLAGS = {
     "sought": "--for",
     "try_": "--try",
 }
-_PAIR = "Column with the second text of a pair."
-SEPARATOR = "Column separator of CSV and TSV files. Default: a comma for CSV, a tab for TSV."
-QUOTING = (
-    "csv: fields may be quoted; none: quotation marks are text. Default: csv for CSV files; for TSV files, detected "
-    "from the file."
-)
 
 Data = Annotated[
     str,
@@ -67,9 +62,9 @@ OwnData = Annotated[
         show_default="the data of the run",
     ),
 ]
-TextPair = Annotated[str | None, typer.Option("--text-pair", help=_PAIR)]
-Separator = Annotated[str | None, typer.Option("--separator", help=SEPARATOR)]
-Quoting = Annotated[str | None, typer.Option("--quoting", help=QUOTING)]
+TextPair = Annotated[str | None, typer.Option("--text-pair", help=HELP["text_pair"])]
+Separator = Annotated[str | None, typer.Option("--separator", help=HELP["separator"])]
+Quoting = Annotated[str | None, typer.Option("--quoting", help=HELP["quoting"])]
 Seed = Annotated[int, typer.Option("--seed", help="Random seed; the same seed repeats the run.")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout; progress goes to stderr.")]
@@ -80,16 +75,14 @@ RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a fini
 class SourceOptions:
     """Columns and file format of DATA, and how much of it is used."""
 
-    text: str = option_field("text", "Column with the text.", "Data")
-    text_pair: str | None = option_field(None, _PAIR, "Data")
-    label: str = option_field("label", "Column with the class or the score.", "Data")
-    unit: str | None = option_field(
-        None, "Column with the privacy unit, such as patient or author.", "Data", "each row"
-    )
-    separator: str | None = option_field(None, SEPARATOR, "Data")
-    quoting: str | None = option_field(None, QUOTING, "Data")
-    rows: int | None = option_field(None, "Keep exactly this many training rows, or generate this many notes.", "Data")
-    share: float | None = option_field(None, "Keep about this share of the training units.", "Data")
+    text: str = option_field("text", HELP["text"], "Data")
+    text_pair: str | None = option_field(None, HELP["text_pair"], "Data")
+    label: str = option_field("label", HELP["label"], "Data")
+    unit: str | None = option_field(None, HELP["unit"], "Data", "each row")
+    separator: str | None = option_field(None, HELP["separator"], "Data")
+    quoting: str | None = option_field(None, HELP["quoting"], "Data")
+    rows: int | None = option_field(None, HELP["rows"], "Data")
+    share: float | None = option_field(None, HELP["share"], "Data")
 
 
 @dataclass(frozen=True)
@@ -106,9 +99,7 @@ class CommonOptions:
         None, "classification, regression or lm (a language model).", "Data", "inferred from the labels"
     )
     classes: str | None = option_field(None, "Class names, as A,B,C.", "Data", "those in the data")
-    validation: str | None = option_field(
-        None, "File with validation rows, or the share of units to hold out.", "Data", "0.1"
-    )
+    validation: str | None = option_field(None, HELP["validation"], "Data", "0.1")
     resume: bool = option_field(False, "Resume an interrupted run.", "Options")
     seed: int = option_field(0, "Random seed of everything except the private noise.", "Options")
 
@@ -122,7 +113,7 @@ class CommonOptions:
             validation=self.validation,
             task=task_of(self.task),
             seed=self.seed,
-            label_names=classes_of(self.classes),
+            classes=classes_of(self.classes),
             max_per_unit=max_per_unit,
         )
 
@@ -190,10 +181,10 @@ class RunColumns:
     """Columns and format of a file that a finished run reads."""
 
     text: str | None = option_field(None, "Column with the text.", "Options", "the run's own")
-    text_pair: str | None = option_field(None, _PAIR, "Options", "the run's own")
+    text_pair: str | None = option_field(None, HELP["text_pair"], "Options", "the run's own")
     label: str | None = option_field(None, "Column with the class or the score.", "Options", "the run's own")
-    separator: str | None = option_field(None, SEPARATOR, "Options")
-    quoting: str | None = option_field(None, QUOTING, "Options")
+    separator: str | None = option_field(None, HELP["separator"], "Options")
+    quoting: str | None = option_field(None, HELP["quoting"], "Options")
 
 
 def generated(short: Collection[str] | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -87,6 +87,8 @@ def options_of(command: Any) -> Spelling:
     >>> say = options_of(Fake(params=[size, pooler]))
     >>> say("batch_size", None), say("batch_size", 8), say("pooler", False), say("texts", None)
     ('--batch-size', '--batch-size 8', '--no-pooler', None)
+    >>> say("batch_size", [8, 16])
+    '--batch-size 8,16'
     """
     parameters = _by_name(() if command is None else command.params)
     more: object = command
@@ -102,7 +104,9 @@ def options_of(command: Any) -> Spelling:
         if value is False and parameter.secondary_opts:
             return str(parameter.secondary_opts[-1])
         option: str = max(parameter.opts, key=len)
-        return option if value is None or isinstance(value, bool) else f"{option} {shlex.quote(str(value))}"
+        if value is None or isinstance(value, bool):
+            return option
+        return f"{option} {shlex.quote(','.join(map(str, value)) if isinstance(value, list) else str(value))}"
 
     return spelling
 

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from discreet.cli.options import QUOTING, SEPARATOR, Json, Threads, generated, use_threads
+from discreet.cli.options import Json, Threads, generated, use_threads
 from discreet.cli.output import as_json, bar, line, note, printable
 from discreet.core.errors import OutputError, SettingError, invalid, one_of, open_probability, positive
 from discreet.core.guarantee import in_digits, words_for_size
 from discreet.core.settings import option_field
+from discreet.data.help import HELP
 
 if TYPE_CHECKING:
     from discreet.core.randomness import Rng
@@ -54,8 +55,8 @@ class SanitizeOptions:
         None, "Largest total epsilon of a unit over all its training runs and files.", _PRIVACY
     )
     kind: str | None = option_field(None, "Format of stdin and stdout: txt, csv, tsv, jsonl.", _FILE)
-    separator: str | None = option_field(None, SEPARATOR, _FILE)
-    quoting: str | None = option_field(None, QUOTING, _FILE)
+    separator: str | None = option_field(None, HELP["separator"], _FILE)
+    quoting: str | None = option_field(None, HELP["quoting"], _FILE)
     force: bool = option_field(False, "Replace the output file if it exists.", _FILE)
     seed: int | None = option_field(
         None, "Fixed seed, for experiments; the guarantee is then an estimate.", _PRIVACY, "secret"

@@ -7,25 +7,32 @@ import enum
 import tomllib
 import types
 import typing
+from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 from discreet.core.errors import SettingError, did_you_mean, first_line, invalid, shown
+from discreet.core.rules import RULE, Rule
 
 T = TypeVar("T")
 
 
-def option(text: str, panel: str, default: str | None = None) -> dict[str, str]:
+def option(text: str, panel: str, default: str | None = None, rule: Rule | None = None) -> dict[str, Any]:
     """Return the metadata of a dataclass field that users set: one sentence of help, and its heading in the help.
 
-    `default` is shown instead of the field's own default, if another part of the program replaces it.
+    `default` is shown instead of the field's own default, if another part of the program replaces it. `rule` is what
+    `check_fields` checks.
     """
-    return {"help": text, "panel": panel} | ({} if default is None else {"default": default})
+    more = {"default": default, RULE: rule}
+    return {"help": text, "panel": panel} | {name: value for name, value in more.items() if value is not None}
 
 
-def option_field(default: Any, text: str, panel: str, default_text: str | None = None, *, show: bool = True) -> Any:
+def option_field(
+    default: Any, text: str, panel: str, default_text: str | None = None, *, show: bool = True, rule: Rule | None = None
+) -> Any:
     """Return a dataclass field that users set, with the metadata of `option`; `show` puts it into the repr."""
-    return dataclasses.field(default=default, repr=show, metadata=option(text, panel, default_text))
+    return dataclasses.field(default=default, repr=show, metadata=option(text, panel, default_text, rule))
 
 
 def parse(kind: type[T], values: dict[str, Any], where: str = "settings") -> T:
@@ -40,7 +47,7 @@ def parse(kind: type[T], values: dict[str, Any], where: str = "settings") -> T:
     ...
     discreet.core.errors.SettingError: Expected only known keys in settings, got 'slat'. Did you mean 'salt'?
     """
-    hints = typing.get_type_hints(kind)
+    hints = _hints(kind)  # type: ignore[arg-type]
     fields = {f.name: f for f in dataclasses.fields(kind) if f.init}  # type: ignore[arg-type]
     for key in values:
         if key not in fields:
@@ -76,18 +83,67 @@ def read_values(path: Path, what: str = "settings") -> dict[str, Any]:
 
 def dump(settings: Any) -> str:
     """Return a frozen dataclass as TOML without the values that are None, which TOML cannot express."""
+    return as_toml(dataclasses.asdict(settings))
+
+
+def as_toml(values: Mapping[str, Any]) -> str:
+    """Return plain values as TOML without those that are None.
+
+    tomli_w writes a list of small tables as a list of inline tables. Here each has its own header, as people write
+    them, unless a table holds tables of its own.
+
+    >>> print(as_toml({"name": "a", "data": {"source": "notes", "rows": None}, "attack": [{"name": "dager"}]}), end="")
+    name = "a"
+    <BLANKLINE>
+    [data]
+    source = "notes"
+    <BLANKLINE>
+    [[attack]]
+    name = "dager"
+    """
     import tomli_w
 
-    return tomli_w.dumps(as_dict(settings))
+    plain = without_none(values)
+    lists = {key: plain.pop(key) for key, value in values.items() if _is_bare(key) and _are_flat_tables(value)}
+    tables = [f"[[{key}]]\n{tomli_w.dumps(table)}" for key, rows in lists.items() for table in rows]
+    return "\n".join([part for part in (tomli_w.dumps(plain), *tables) if part])
+
+
+def _is_bare(key: str) -> bool:
+    return key.isascii() and key.isidentifier()
+
+
+def _are_flat_tables(value: Any) -> bool:
+    return (
+        isinstance(value, list | tuple)
+        and bool(value)
+        and all(isinstance(table, Mapping) and not any(map(_holds_table, table.values())) for table in value)
+    )
+
+
+def _holds_table(value: Any) -> bool:
+    return isinstance(value, Mapping) or (isinstance(value, list | tuple) and any(map(_holds_table, value)))
 
 
 def as_dict(settings: Any) -> dict[str, Any]:
     """Return a frozen dataclass as plain values without those that are None."""
-    return _plain(dataclasses.asdict(settings))
+    return without_none(dataclasses.asdict(settings))
 
 
-def _plain(values: dict[str, Any]) -> dict[str, Any]:
-    return {k: _plain(v) if isinstance(v, dict) else v for k, v in values.items() if v is not None}
+def without_none(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return plain values without those that are None, in tables and lists of tables too."""
+    return {key: _without_none(value) for key, value in values.items() if value is not None}
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return without_none(value)
+    return [_without_none(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+@lru_cache(maxsize=256)
+def _hints(kind: type[Any]) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
 
 
 def _convert(hint: Any, value: Any, where: str) -> Any:

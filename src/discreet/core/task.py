@@ -80,6 +80,17 @@ class _Facts:
     pipeline: str | None = None
 
 
+class HasClasses:
+    """Settings with the key `classes`, from which a model can be built as from a corpus with these names."""
+
+    classes: tuple[str, ...]
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """The names of the classes in the order of the labels, as a corpus and a model have them."""
+        return self.classes
+
+
 _FACTS = {
     Task.CLASSIFICATION: _Facts("class", "accuracy", "matthews", "accuracy", "text-classification"),
     Task.REGRESSION: _Facts("score", "pearson", "pearson", "mean of 1 / (1 + squared error)", "text-classification"),

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from discreet.core.errors import DataError, first_line, invalid, one_of, open_probability, whole
+from discreet.core.errors import DataError, first_line, invalid, open_probability, whole
 from discreet.core.files import write_atomic
 from discreet.core.randomness import Rng
+from discreet.core.rules import RULE, Different, OneOf, Whole, check_fields, ruled
 from discreet.data.corpus import Corpus
 
 SECRETS, LABELS = KINDS = ("secrets", "labels")
@@ -111,22 +112,18 @@ class Planting:
     secrets come from the operating system or, for experiments, from `seed`; then whoever knows it knows the secrets.
     """
 
-    count: int
-    copies: tuple[int, ...] = (1,)
-    kind: str = SECRETS
-    digits: int = 4
+    count: int = field(metadata={RULE: Whole(1, "It is the number of planted secrets.")})
+    copies: tuple[int, ...] = ruled((1,), Different("Canaries are planted for each."))
+    kind: str = ruled(SECRETS, OneOf(KINDS))
+    digits: int = ruled(4, Whole(1, "It is the length of a secret."))
     spread: bool = False
     seed: int | None = None
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        whole("canaries", self.count, 1, "It is the number of planted secrets.")
-        if not self.copies or len(set(self.copies)) != len(self.copies):
-            raise invalid("copies", self.copies, "one or more different numbers", "Canaries are planted for each.")
+        check_fields(self, names={"count": "canaries", "kind": "canary_kind", "digits": "canary_digits"})
         for copies in self.copies:
             whole("copies", copies, 1, "It is the number of rows with the same canary.")
-        one_of("canary_kind", self.kind, KINDS)
-        whole("canary_digits", self.digits, 1, "It is the length of a secret.")
 
     def plant(self, corpus: Corpus) -> tuple[Corpus, tuple[Canary, ...]]:
         """Return the corpus with canaries planted in its training rows, and the canaries.

@@ -241,7 +241,7 @@ def joined(first: Corpus, second: Corpus) -> Corpus:
     if first.label_names != second.label_names:
         raise DataError(
             f"Expected corpora {first.name!r} and {second.name!r} with the same label_names. "
-            "Load both with the same label_names."
+            "Load both with the same classes."
         )
     rows: dict[str, Any] = {
         name: None if getattr(first, name) is None else (*getattr(first, name), *getattr(second, name))

@@ -37,10 +37,10 @@ class Outcome:
     scores: tuple[float, ...] | None = None
 
 
-def outcome(columns: Answers, task: LabelTask | None = None, label_names: Sequence[str] | None = None) -> Outcome:
+def outcome(columns: Answers, task: LabelTask | None = None, classes: Sequence[str] | None = None) -> Outcome:
     """Return the labels or scores of the columns, which are (where, values) and count as one column.
 
-    With `label_names` the classes are fixed, such as those of a trained model, and any other label is rejected.
+    With `classes` the classes are fixed, such as those of a trained model, and any other label is rejected.
 
     >>> outcome([("a.csv", ["10", "9", "10"])])
     Outcome(labels=(1, 0, 1), label_names=('9', '10'), scores=None)
@@ -56,16 +56,16 @@ def outcome(columns: Answers, task: LabelTask | None = None, label_names: Sequen
     def is_word(value: Any) -> bool:
         return kinds[type(value), value] == "word"
 
-    if task is None and label_names is None:
+    if task is None and classes is None:
         _check_points(columns, kinds, is_word)
     if task is None:
-        if label_names is None and "decimal" in present and "word" in present:
+        if classes is None and "decimal" in present and "word" in present:
             where, rows = _first_place(columns, is_word)
             raise DataError(
                 "Expected classes or scores, but the labels mix decimal numbers and words; the first word is in "
                 f"row {rows[0]} of {where!r}. Fix the column, or set {setting('task', 'classification')}."
             )
-        task = "regression" if "decimal" in present and label_names is None else "classification"
+        task = "regression" if "decimal" in present and classes is None else "classification"
     if task == "regression":
         if "word" in present:
             where, rows = _first_place(columns, is_word)
@@ -75,11 +75,11 @@ def outcome(columns: Answers, task: LabelTask | None = None, label_names: Sequen
             )
         return Outcome(scores=tuple(float(value) for _, values in columns for value in values))
     names = sorted({_class_name(value) for _, value in kinds})
-    if label_names is None:
+    if classes is None:
         if all(_WHOLE.fullmatch(name) for name in names):
             names.sort(key=lambda name: (int(name), name))
     else:
-        expected = [str(name) for name in label_names]
+        expected = [str(name) for name in classes]
         _check_known(columns, names, expected)
         names = expected
     number = {name: i for i, name in enumerate(names)}

@@ -6,7 +6,7 @@ import dataclasses
 import importlib
 import importlib.util
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
@@ -16,8 +16,10 @@ from uuid import UUID
 from discreet.catalog import CORPORA
 from discreet.core.errors import DataError, ExtraError, did_you_mean, first_line, invalid, setting, whole
 from discreet.core.guarantee import Adjacency
+from discreet.core.settings import option
 from discreet.core.task import Task
 from discreet.data.corpus import BadRows, Corpus, LabelTask, check_texts, hold_out, keep_per_unit, keep_rows, keep_share
+from discreet.data.help import HELP
 from discreet.data.labels import Outcome, outcome
 from discreet.data.people_columns import column_of_people
 from discreet.data.separated import Layout
@@ -132,6 +134,7 @@ class Columns:
         return Layout(self.separator, self.quoting)
 
 
+_KEYS = {name: option(text, "Data") for name, text in HELP.items()}
 IN_PYTHON = "texts given in Python"  # a source that no file holds
 
 
@@ -143,20 +146,20 @@ class TextSource:
     notes, `rows` and `share`.
     """
 
-    source: str
-    text: str = "text"
-    text_pair: str | None = None
-    label: str | None = "label"
-    unit: str | None = None
-    rows: int | None = None
-    share: float | None = None
-    validation: str | None = None
-    task: LabelTask | None = None
-    seed: int = 0
-    separator: str | None = None
-    quoting: str | None = None
-    label_names: tuple[str, ...] | None = None
-    max_per_unit: int | None = None
+    source: str = field(metadata=_KEYS["source"])
+    text: str = field(default="text", metadata=_KEYS["text"])
+    text_pair: str | None = field(default=None, metadata=_KEYS["text_pair"])
+    label: str | None = field(default="label", metadata=_KEYS["label"])
+    unit: str | None = field(default=None, metadata=_KEYS["unit"])
+    rows: int | None = field(default=None, metadata=_KEYS["rows"])
+    share: float | None = field(default=None, metadata=_KEYS["share"])
+    validation: str | None = field(default=None, metadata=_KEYS["validation"])
+    task: LabelTask | None = field(default=None, metadata=_KEYS["task"])
+    seed: int = field(default=0, metadata=_KEYS["seed"])
+    separator: str | None = field(default=None, metadata=_KEYS["separator"])
+    quoting: str | None = field(default=None, metadata=_KEYS["quoting"])
+    classes: tuple[str, ...] | None = field(default=None, metadata=_KEYS["classes"])
+    max_per_unit: int | None = field(default=None, metadata=_KEYS["max_per_unit"])
 
     @property
     def columns(self) -> Columns:
@@ -195,7 +198,7 @@ def load(
     share: float | None = None,
     validation: float | str | Path | None = None,
     task: LabelTask | None = None,
-    label_names: Sequence[str] | None = None,
+    classes: Sequence[str] | None = None,
     max_per_unit: int | None = None,
     adjacency: Adjacency | str = Adjacency.ZERO_OUT,
     strict: bool = True,
@@ -213,7 +216,7 @@ def load(
     `validation` is another fraction (0 keeps all rows in "train") or a file. `share` keeps about that share of the
     training units, each selected independently with `seed`; `rows` keeps exactly that many training rows, if each row
     is a unit and their number is public. `max_per_unit` keeps at most that many training rows of each named unit,
-    chosen at random with `seed`; choose it without looking at the data. `label_names` sets the classes (such as those
+    chosen at random with `seed`; choose it without looking at the data. `classes` sets the classes (such as those
     of a trained model); otherwise they are inferred, and `task` overrides whether they are classes or scores;
     "unlabelled" reads only the texts.
     `adjacency` is that of the guarantee of a protected training run on the corpus: under add/remove a row without a
@@ -226,7 +229,7 @@ def load(
     near = Adjacency(adjacency)
     validation = _fraction(validation)
     if task == "unlabelled":
-        label_names = None
+        classes = None
         columns = columns if names_corpus(str(source)) else dataclasses.replace(columns, label=None)
     if rows is not None:
         whole("rows", rows, remedy="It is the number of rows to keep.")
@@ -240,12 +243,12 @@ def load(
     if named:
         if columns != Columns():
             raise DataError(f"Expected no column names for the corpus {name!r}. Remove them.")
-        corpus = _with_label_names(CORPORA[name].make(seed, rows), label_names)
-        if not CORPORA.owns(name) and label_names is None:  # its function may have read them from private labels
+        corpus = _with_classes(CORPORA[name].make(seed, rows), classes)
+        if not CORPORA.owns(name) and classes is None:  # its function may have read them from private labels
             corpus = dataclasses.replace(corpus, names_read=True)
         rows = None if CORPORA[name].generated else rows
     else:
-        corpus = _from_files(name, columns, validation, task, label_names, warn=not each_row)
+        corpus = _from_files(name, columns, validation, task, classes, warn=not each_row)
     if each_row:
         corpus = dataclasses.replace(corpus, units=None, unit_name=EACH_ROW)
     if CORPORA.owns(name):
@@ -255,8 +258,8 @@ def load(
         if named and isinstance(validation, str | Path):
             raise DataError(f"Expected validation={str(validation)!r} to be a fraction for the corpus {name!r}.")
         corpus = corpus.unlabelled() if named and task == "unlabelled" else corpus
-        corpus = _split_files(corpus, validation, near, label_names is None, strict)
-    every_class = label_names is None
+        corpus = _split_files(corpus, validation, near, classes is None, strict)
+    every_class = classes is None
     if share is not None:
         corpus = _checked_part(corpus, keep_share(corpus, share, seed=seed, adjacency=near), every_class)
     elif rows is not None:
@@ -271,7 +274,7 @@ def _from_files(
     columns: Columns,
     validation: float | str | Path | None,
     task: LabelTask | None,
-    label_names: Sequence[str] | None,
+    classes: Sequence[str] | None,
     warn: bool,
 ) -> Corpus:
     tables = _tables(name, columns.layout)
@@ -281,7 +284,7 @@ def _from_files(
                 f"Expected no validation={str(validation)!r}, because {name!r} has validation rows. Remove one of them."
             )
         tables["validation"] = read_table(Path(validation), columns.layout)
-    corpus = _from_tables(name, tables, columns, task, label_names)
+    corpus = _from_tables(name, tables, columns, task, classes)
     if not warn or columns.unit is not None:
         return corpus
     used = {columns.text, columns.text_pair, columns.label}
@@ -370,11 +373,11 @@ def _classes_of(corpus: Corpus, *, train: bool = True) -> set[int]:
     }
 
 
-def _with_label_names(corpus: Corpus, label_names: Sequence[str] | None) -> Corpus:
-    if label_names is None or corpus.labels is None or tuple(label_names) == corpus.label_names:
+def _with_classes(corpus: Corpus, classes: Sequence[str] | None) -> Corpus:
+    if classes is None or corpus.labels is None or tuple(classes) == corpus.label_names:
         return corpus
     names = [corpus.label_names[label] for label in corpus.labels]
-    relabelled = outcome([(corpus.name, names)], "classification", label_names)
+    relabelled = outcome([(corpus.name, names)], "classification", classes)
     return dataclasses.replace(corpus, labels=relabelled.labels, label_names=relabelled.label_names)
 
 
@@ -430,7 +433,7 @@ def _files_of_splits(path: Path) -> dict[str, Path]:
 
 
 def _from_tables(
-    name: str, tables: dict[str, Table], columns: Columns, task: LabelTask | None, label_names: Sequence[str] | None
+    name: str, tables: dict[str, Table], columns: Columns, task: LabelTask | None, classes: Sequence[str] | None
 ) -> Corpus:
     remarks: list[str] = []
     if columns.label is not None:
@@ -462,12 +465,12 @@ def _from_tables(
         if columns.unit is not None:
             units += attempt(read_units, table, columns.unit)
         splits += [split] * table.rows
-    if label_names is None and task != "regression" and columns.label is not None:
-        label_names = tables["train"].classes.get(columns.label)  # the list of a data set's own description
+    if classes is None and task != "regression" and columns.label is not None:
+        classes = tables["train"].classes.get(columns.label)  # the list of a data set's own description
     result = Outcome()
     if columns.label is not None and all(values for _, values in answers):
         try:
-            result = outcome(answers, task, label_names)
+            result = outcome(answers, task, classes)
         except DataError as error:
             faults.append(error.message.marked)
     if faults:
@@ -488,7 +491,7 @@ def _from_tables(
         unit_name=EACH_ROW if columns.unit is None else unit_word(columns.unit),
         splits=tuple(splits),
         remarks=tuple(remarks),
-        names_read=result.labels is not None and label_names is None,
+        names_read=result.labels is not None and classes is None,
     )
 
 

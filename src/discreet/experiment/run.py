@@ -236,7 +236,7 @@ class TrainedRun:
         task = self.request.data.task_of(self.corpus)
         names = self.corpus.label_names
         return RunSettings(
-            **{**shared, "train": self.plan.settings}, task=task, label_names=names, pairs=self.corpus.is_pairs
+            **{**shared, "training": self.plan.settings}, task=task, classes=names, pairs=self.corpus.is_pairs
         )
 
     def values(self) -> dict[str, Any]:
@@ -523,7 +523,7 @@ def make_plan(
         model,
         corpus,
         protect=request.protect,
-        train=request.train,
+        train=request.training,
         population=request.population,
         public=public,
         seed=request.seed,

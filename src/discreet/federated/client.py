@@ -373,9 +373,9 @@ class Client:
             return {}
         if self._held_out is None:
             held_out = matched_split(self.corpus, self.model, "validation")
-            self._held_out = ready(self.model, held_out, self.cache, self.settings.train.precision)
+            self._held_out = ready(self.model, held_out, self.cache, self.settings.training.precision)
         self.load(weights)
-        scores = evaluate(self.model, self._held_out, self.settings.train.precision, views)
+        scores = evaluate(self.model, self._held_out, self.settings.training.precision, views)
         return {name: float(value) for name, value in scores.items() if math.isfinite(value)}
 
     def load(self, weights: Arrays) -> None:
@@ -438,7 +438,7 @@ class _Training:
             self.model,
             client.corpus,
             protect=settings.protect and settings.protect.at_client(settings.clients),
-            train=settings.train,
+            train=settings.training,
             steps=steps,
             batch_size=size,
             seed=Rng(settings.seed).fork("client", client.number).seed(),

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from discreet.core.errors import ModelError, first_line
 from discreet.core.files import write_atomic
+from discreet.core.settings import as_toml
 from discreet.federated.app import write_app
 from discreet.federated.client import add_to_log, owner_only
 from discreet.federated.node import FLAG
@@ -109,17 +110,16 @@ class Cluster:
         options: dict[str, object] = {"host": HOST, "port": self.port}
         home = self.folder / "home"
         home.mkdir(exist_ok=True)
-        connection = [f'address = "{HOST}:{self.port}"']
+        connection: dict[str, object] = {"address": f"{HOST}:{self.port}"}
         if self.certificates is None:
             options["insecure"] = None
-            connection.append("insecure = true")
+            connection["insecure"] = True
         else:
             own = self.certificates
             options |= {"ssl-certfile": own.certificate, "ssl-keyfile": own.key, "ssl-ca-certfile": own.authority}
             options["enable-supernode-auth"] = None
-            connection.append(f'root-certificates = "{own.authority}"')
-        text = '[superlink]\ndefault = "local"\n\n[superlink.local]\n' + "\n".join(connection) + "\n"
-        write_atomic(home / "config.toml", text)
+            connection["root-certificates"] = str(own.authority)
+        write_atomic(home / "config.toml", as_toml({"superlink": {"default": "local", "local": connection}}))
         self.superlink = self.child("superlink", node("superlink", options))
         wait_for_port(self.port, self.superlink, self.folder / "superlink.log")
         if self.certificates is not None:

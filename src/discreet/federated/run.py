@@ -79,9 +79,9 @@ def settled(settings: Federation) -> tuple[Federation, Corpus]:
     sources = [settings.source_of(client) for client in range(settings.clients)] if settings.files else [settings.data]
     corpora = [source.load(Adjacency.ZERO_OUT) for source in sources]
     task = settings.data.task_of(corpora[0])
-    names = settings.data.label_names or shared_label_names(corpora) if settings.files else corpora[0].label_names
+    names = settings.data.classes or shared_label_names(corpora) if settings.files else corpora[0].label_names
     check_units(corpora, settings)
-    settings = replace(settings, task=task, label_names=() if task.is_language else tuple(names))
+    settings = replace(settings, task=task, classes=() if task.is_language else tuple(names))
     return settings, with_label_names(corpora[0], settings)
 
 
@@ -223,7 +223,7 @@ def write_run(
         protect,
         settings.seed,
         task=settings.task,
-        label_names=settings.label_names,
+        classes=settings.classes,
         pairs=corpus.is_pairs,
     )
     finish(workspace, out, model, run, {**values, "history": []}, stated)

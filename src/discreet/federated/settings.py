@@ -13,8 +13,8 @@ from discreet.catalog import aggregation_from_table, protection_from_table
 from discreet.core.errors import DataError, invalid, one_of, positive, setting, whole
 from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng
-from discreet.core.settings import as_dict, parse, read_values
-from discreet.core.task import Task
+from discreet.core.settings import as_dict, as_toml, parse, read_values
+from discreet.core.task import HasClasses, Task
 from discreet.data.corpus import Corpus, clients_by_unit, dirichlet_clients, equal_clients
 from discreet.data.sources import TextSource
 from discreet.federated.aggregation import Aggregation, Mean
@@ -32,15 +32,15 @@ EQUAL, DIRICHLET, UNIT, FILES = PARTITIONS = ("equal", "dirichlet", "unit", "fil
 
 
 @dataclass(frozen=True)
-class Federation:
+class Federation(HasClasses):
     """Settings of a federated training run.
 
     Clients send one gradient per round (`exchange="gradients"`, federated SGD) or the change of their weights after
-    `local_steps` steps of their own (`"weights"`, FedAvg). `train.batch_size` is the size of all clients' batches
-    together, and `train.epochs` counts passes over all clients' rows, so that the same settings describe a central
+    `local_steps` steps of their own (`"weights"`, FedAvg). `training.batch_size` is the size of all clients' batches
+    together, and `training.epochs` counts passes over all clients' rows, so that the same settings describe a central
     training run. Each client resolves `protect` for its own units and keeps its own ledger. `partition` says how the
     rows of `data` are divided among the clients on one machine; with "files", `files` names one source per client.
-    `task` and `label_names` are those of the model, and every client's data must have them.
+    `task` and `classes` are those of the model, and every client's data must have them.
 
     A round ends when all clients answered, or `wait_seconds` (or three times what they needed, if that is longer)
     after half of them did.
@@ -48,7 +48,7 @@ class Federation:
 
     data: TextSource
     model: ModelSettings
-    train: TrainSettings
+    training: TrainSettings
     clients: int
     protect: Protection | None = None
     aggregation: Aggregation = field(default_factory=Mean)
@@ -60,7 +60,7 @@ class Federation:
     seed: int = 0
     noise_seed: int | None = None
     task: Task = Task.CLASSIFICATION
-    label_names: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
     wait_seconds: float = 30.0
     record: bool = False
     download: bool = False
@@ -81,10 +81,10 @@ class Federation:
             remedy = f"There are {self.clients} clients."
             raise invalid("files", list(self.files), "one per client with partition files, and else left out", remedy)
         for name, value, unused in (
-            ("patience", self.train.patience, None),
-            ("averaging", self.train.averaging, 0.0),
-            ("accumulate", self.train.accumulate, 1),
-            ("head_share", self.train.head_share or None, None),
+            ("patience", self.training.patience, None),
+            ("averaging", self.training.averaging, 0.0),
+            ("accumulate", self.training.accumulate, 1),
+            ("head_share", self.training.head_share or None, None),
             ("public", None if self.protect is None or self.protect.needs_public else self.protect.public, None),
         ):
             if value != unused:
@@ -97,11 +97,11 @@ class Federation:
     @property
     def names_read(self) -> bool:
         """Whether the names of the classes are read from the labels of the clients, and may depend on one of them."""
-        return self.task.has_classes and self.data.label_names is None and not self.data.built_in
+        return self.task.has_classes and self.data.classes is None and not self.data.built_in
 
     def completed_train(self, units: int, width: int) -> TrainSettings:
         """Return the training settings with the defaults for so many units of all clients, and for a model's width."""
-        return self.train.completed(defaults_of(self.protect, self.model.train, units, width))
+        return self.training.completed(defaults_of(self.protect, self.model.train, units, width))
 
     def build(self) -> TextModel:
         """Return the model with its initial weights, the same on every side."""
@@ -121,11 +121,9 @@ class Federation:
 
     def text(self) -> str:
         """Return the settings as TOML."""
-        import tomli_w
-
         values = as_dict(dataclasses.replace(self, protect=None, aggregation=Mean()))
         values["aggregation"] = self.aggregation.as_table()
-        return tomli_w.dumps(values | ({} if self.protect is None else {"protect": self.protect.as_table()}))
+        return as_toml(values | ({} if self.protect is None else {"protect": self.protect.as_table()}))
 
     @classmethod
     def read(cls, path: Path) -> Federation:

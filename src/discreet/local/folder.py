@@ -15,15 +15,15 @@ from typing import Any
 
 from discreet.core.errors import ModelError, first_line, setting
 from discreet.core.settings import read
-from discreet.core.task import Task
+from discreet.core.task import HasClasses, Task
 
 CLIENT, SERVER = "client", "server"
 SETTINGS, PATH, HEAD, LEDGER = "settings.toml", "path.safetensors", "head.safetensors", "ledger.jsonl"
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass(frozen=True)
-class ClientSettings:
+class ClientSettings(HasClasses):
     """Settings of the user's side, `settings.toml` in its folder; all of them are public."""
 
     encoder: str
@@ -44,7 +44,7 @@ class ClientSettings:
     public: bool
     reason: str | None = None
     task: Task = Task.CLASSIFICATION
-    label_names: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
     format: int = _FORMAT
 
 
@@ -54,7 +54,7 @@ class ServerSettings:
 
     width: int
     task: Task
-    label_names: tuple[str, ...]
+    classes: tuple[str, ...]
     head: str = "linear"
     hidden: tuple[int, ...] = ()
     about: str = ""

@@ -70,13 +70,13 @@ class ServerSide:
         settings = read_side(ServerSettings, folder, "server")
         try:
             tensors, _ = load_tensors(folder / HEAD)
-            outputs = len(settings.label_names) if settings.task.has_classes else 1
+            outputs = len(settings.classes) if settings.task.has_classes else 1
             head = head_of(settings.head, settings.width, outputs, settings.hidden)
             head.load_state_dict(tensors)
         except (OSError, RuntimeError, KeyError, ValueError, *WRONG_KIND) as error:
             raise damaged(folder, error) from None
         head.requires_grad_(False).eval()
-        return cls(head, settings.width, settings.label_names, settings.task, settings.about)
+        return cls(head, settings.width, settings.classes, settings.task, settings.about)
 
 
 def linear_head(weights: Tensor, bias: Tensor) -> nn.Linear:

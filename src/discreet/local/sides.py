@@ -54,7 +54,7 @@ def write_sides(folder: Path, model: Classifier, protect: Protection, requested:
         public=not reasons,
         reason="; ".join(reasons) or None,
         task=model.task,
-        label_names=model.label_names,
+        classes=model.label_names,
     )
     tensors = {"mean": path.projection.mean, "matrix": path.projection.matrix}
     if path.axes is not None:
@@ -79,7 +79,7 @@ def _write_server(folder: Path, model: Classifier, path: QueryPath) -> None:
     settings = ServerSettings(
         width=path.layer.dimension,
         task=model.task,
-        label_names=model.label_names,
+        classes=model.label_names,
         head=model.settings.head,
         hidden=model.settings.hidden if model.settings.head != "linear" else (),
         about=f"answers to vectors of {path.layer.dimension} numbers randomised by {path.layer.mechanism}",

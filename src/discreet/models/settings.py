@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field, replace
 
-from discreet.core.errors import invalid, non_negative, one_of, positive, probability, setting, whole
+from discreet.core.errors import invalid, setting
+from discreet.core.rules import NonNegative, OneOf, Pattern, Positive, Probability, Whole, check_fields, ruled
 from discreet.core.settings import option, option_field
 
 POOLINGS = ("cls", "mean", "last")
 JOINT, SEPARATE = "joint", "separate"  # how pairs of texts are read
 PAIRS = (JOINT, SEPARATE)
-TRAINABLE = ("head", "pooler+head", "lora", "all")
+LAYERS = Pattern(
+    "head|pooler[+]head|(top|lora)-[1-9][0-9]*|lora|all",
+    "one of head, pooler+head, top-N, lora, lora-N, all",
+    "N is the number of last blocks, or the rank of the adapters.",
+)
 RANK = 8  # of adapters where none is asked for
 TEXTHIDE_HIDDEN = (768, 768, 768)
 PRECISIONS = ("auto", "float32", "bf16")
@@ -26,7 +30,9 @@ class ModelSettings:
     """
 
     encoder: str = field(default="minilm", metadata=option("minilm, bilstm, a folder, or a name on the hub.", "Model"))
-    pooling: str = field(default="mean", metadata=option("Pooling of token states: cls, mean or last.", "Model"))
+    pooling: str = field(
+        default="mean", metadata=option("Pooling of token states: cls, mean or last.", "Model", rule=OneOf(POOLINGS))
+    )
     head: str = field(
         default="linear", metadata=option("linear, mlp or absolute.", "Model", "linear; depends on the protection")
     )
@@ -37,6 +43,7 @@ class ModelSettings:
             "Part to train: head, pooler+head, top-N (the last N blocks), lora (adapters), or all.",
             "Model",
             "all; with most protections, head",
+            LAYERS,
         ),
     )
     embeddings: bool = field(
@@ -44,31 +51,30 @@ class ModelSettings:
     )
     pooler: bool | None = field(default=None, metadata=option("Add a dense layer with tanh before the head.", "Model"))
     dropout: float | None = field(
-        default=None, metadata=option("Dropout rate.", "Model", "the encoder's; 0 with dp-sgd, dir-dp-sgd")
+        default=None,
+        metadata=option("Dropout rate.", "Model", "the encoder's; 0 with dp-sgd, dir-dp-sgd", Probability()),
     )
-    max_length: int | None = field(default=None, metadata=option("Truncate texts to this many tokens.", "Model"))
+    max_length: int | None = option_field(
+        None,
+        "Truncate texts to this many tokens.",
+        "Model",
+        rule=Whole(3, "The first and the last token are special tokens."),
+    )
     pairs: str = field(
         default=JOINT,
         metadata=option(
             "Read the texts of a pair as one sequence (joint), or as two vectors that the head compares (separate).",
             "Model",
+            rule=OneOf(PAIRS),
         ),
     )
 
     def __post_init__(self) -> None:
         """Reject invalid settings."""
-        one_of("pooling", self.pooling, POOLINGS)
-        one_of("pairs", self.pairs, PAIRS)
-        if self.train not in TRAINABLE and not re.fullmatch(r"(top|lora)-[1-9]\d*", self.train):
-            remedy = "N is the number of last blocks, or the rank of the adapters."
-            raise invalid("train", self.train, "one of head, pooler+head, top-N, lora, lora-N, all", remedy)
+        check_fields(self)
         if self.train == "pooler+head" and self.pooler is False:
             rule = f"left out or true with {setting('train', 'pooler+head')}"
             raise invalid("pooler", False, rule, "The pooler is the trained part.")
-        if self.dropout is not None:
-            probability("dropout", self.dropout)
-        if self.max_length is not None:
-            whole("max_length", self.max_length, 3, "The first and the last token are special tokens.")
 
     @property
     def has_pooler(self) -> bool:
@@ -114,65 +120,76 @@ class TrainSettings:
     """
 
     epochs: float | None = option_field(
-        None, "Passes over the text.", "Training", "3; 8 for few pairs; 20 for the head; depends on the protection"
+        None,
+        "Passes over the text.",
+        "Training",
+        "3; 8 for few pairs; 20 for the head; depends on the protection",
+        rule=Positive("One epoch reads the corpus once."),
     )
     batch_size: int | None = option_field(
-        None, "Rows in a batch; with dp-sgd, the expected number of units.", "Training", "32; depends on the protection"
+        None,
+        "Rows in a batch; with dp-sgd, the expected number of units.",
+        "Training",
+        "32; depends on the protection",
+        rule=Whole(),
     )
     learning_rate: float | None = option_field(
-        None, "Highest learning rate.", "Training", "depends on what is trained and on the protection"
+        None,
+        "Highest learning rate.",
+        "Training",
+        "depends on what is trained and on the protection",
+        rule=Positive(),
     )
     head_share: float | None = option_field(
-        None, "Share of the steps that train only the head, before all layers.", "Training", "0; 0.2 with dp-sgd"
+        None,
+        "Share of the steps that train only the head, before all layers.",
+        "Training",
+        "0; 0.2 with dp-sgd",
+        rule=Probability(
+            "It is the share of the steps that train only the head; 0 trains all layers from the start.", below_one=True
+        ),
     )
     head_rate: float | None = option_field(
         None,
         "Learning rate of the head, as a multiple of the encoder's.",
         "Training",
         "1; 10 for few pairs, unprotected",
+        rule=Positive("It multiplies the learning rate of the head."),
     )
-    warmup: float = option_field(0.06, "Share of the steps in which the learning rate rises.", "Training")
+    warmup: float = option_field(
+        0.06,
+        "Share of the steps in which the learning rate rises.",
+        "Training",
+        rule=Probability("It is the share of the steps in which the learning rate rises."),
+    )
     weight_decay: float | None = option_field(
-        None, "Weight decay of matrices.", "Training", "0.01; 0 with dp-sgd, dir-dp-sgd"
+        None, "Weight decay of matrices.", "Training", "0.01; 0 with dp-sgd, dir-dp-sgd", rule=NonNegative()
     )
-    optimizer: str = option_field("adamw", "adamw or sgd.", "Training")
-    momentum: float = 0.9
-    averaging: float = 0.0
-    gradient_norm: float = 1.0
-    accumulate: int = option_field(1, "Read each batch in this many parts, to save memory.", "Training")
-    patience: int | None = option_field(None, "Stop after this many epochs without improvement.", "Training")
-    precision: str = option_field("auto", "auto (bf16 on a GPU, else float32), float32 or bf16.", "Training")
+    optimizer: str = option_field("adamw", "adamw or sgd.", "Training", rule=OneOf(OPTIMIZERS))
+    momentum: float = ruled(0.9, Probability("It is the weight of past gradients in a step."))
+    averaging: float = ruled(
+        0.0,
+        Probability("It is the decay rate of the moving average of the weights; 0 disables averaging.", below_one=True),
+    )
+    gradient_norm: float = ruled(1.0, Positive("Gradients are clipped to this norm."))
+    accumulate: int = option_field(1, "Read each batch in this many parts, to save memory.", "Training", rule=Whole())
+    patience: int | None = option_field(
+        None,
+        "Stop after this many epochs without improvement.",
+        "Training",
+        rule=Whole(1, "It counts the epochs without improvement before an early stop."),
+    )
+    precision: str = option_field(
+        "auto", "auto (bf16 on a GPU, else float32), float32 or bf16.", "Training", rule=OneOf(PRECISIONS)
+    )
 
     def __post_init__(self) -> None:
         """Reject settings outside their range."""
-        if self.epochs is not None:
-            positive("epochs", self.epochs, "One epoch reads the corpus once.")
-        if self.batch_size is not None:
-            whole("batch_size", self.batch_size)
-        whole("accumulate", self.accumulate)
+        check_fields(self)
         if self.batch_size is not None and self.accumulate > self.batch_size:
             raise invalid(
                 "accumulate", self.accumulate, f"<= {setting('batch_size', self.batch_size)}", "Each part needs a row."
             )
-        if self.learning_rate is not None:
-            positive("learning_rate", self.learning_rate)
-        remedy = "It is the share of the steps that train only the head; 0 trains all layers from the start."
-        if self.head_share is not None and not probability("head_share", self.head_share, remedy) < 1:
-            raise invalid("head_share", self.head_share, "in [0, 1)", remedy)
-        if self.head_rate is not None:
-            positive("head_rate", self.head_rate, "It multiplies the learning rate of the head.")
-        probability("warmup", self.warmup, "It is the share of the steps in which the learning rate rises.")
-        if self.weight_decay is not None:
-            non_negative("weight_decay", self.weight_decay)
-        positive("gradient_norm", self.gradient_norm, "Gradients are clipped to this norm.")
-        if self.patience is not None:
-            whole("patience", self.patience, 1, "It counts the epochs without improvement before an early stop.")
-        one_of("optimizer", self.optimizer, OPTIMIZERS)
-        remedy = "It is the decay rate of the moving average of the weights; 0 disables averaging."
-        if not probability("averaging", self.averaging, remedy) < 1:
-            raise invalid("averaging", self.averaging, "in [0, 1)", remedy)
-        probability("momentum", self.momentum, "It is the weight of past gradients in a step.")
-        one_of("precision", self.precision, PRECISIONS)
 
     def completed(self, defaults: TrainDefaults) -> TrainSettings:
         """Return the settings with defaults for those that are None."""

@@ -25,9 +25,10 @@ from torch import Tensor, nn
 
 from discreet.clipping.record import Record
 from discreet.clipping.tape import Tape
-from discreet.core.errors import UnsupportedError, invalid, open_probability, positive, whole
+from discreet.core.errors import UnsupportedError, invalid, whole
 from discreet.core.guarantee import DEFAULT_DELTA, Adjacency, Caveat, Guarantee, in_digits
 from discreet.core.randomness import Rng
+from discreet.core.rules import OpenProbability, Positive
 from discreet.core.settings import as_dict, option
 from discreet.data.samplers import FixedSize, Poisson, Sampler, Shuffled
 from discreet.models.pairs import PAIR_WIDTH
@@ -54,7 +55,13 @@ FEW_UNITS = 5000  # with fewer units, protected training of all layers mostly le
 _FEW_PAIRS, _SMALL_WIDTH = 5000, 512  # pairs that are few, and the width of a small encoder
 FROZEN = ("head", "pooler+head")  # values of `train` that leave the encoder frozen
 RESOLVED = {"resolved": True}  # metadata of a field that `resolve` sets and users do not
-DELTA = option("Delta of the guarantee; well below 1 / number of units.", "Budget", DEFAULT_DELTA)
+DELTA = option(
+    "Delta of the guarantee; well below 1 / number of units.",
+    "Budget",
+    DEFAULT_DELTA,
+    OpenProbability("It should be well below 1 / number of units."),
+)
+BUDGET = Positive("It is the budget of the whole training; smaller is more private.")
 _ACTS_ON: dict[str, str] = {
     "text": "text (SanText, SanTextPlus, NoisyWords)",
     "representation": "sentence vectors (TextHide, InstanceEncoding, LocalPrivacy)",
@@ -630,14 +637,6 @@ def protection_of_gradients(protect: Protection) -> GradientProtection:
     check_protection(protect, "gradient")
     assert isinstance(protect, GradientProtection)
     return protect
-
-
-def check_budget(epsilon: float | None, delta: float | None) -> None:
-    """Reject an epsilon or a delta outside its range."""
-    if epsilon is not None:
-        positive("epsilon", epsilon, "It is the budget of the whole training; smaller is more private.")
-    if delta is not None:
-        open_probability("delta", delta, "It should be well below 1 / number of units.")
 
 
 def in_words(facts: Mapping[str, Any]) -> str:

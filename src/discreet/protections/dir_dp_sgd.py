@@ -17,21 +17,22 @@ import torch
 from torch import Tensor, nn
 
 from discreet.clipping.record import Record
-from discreet.core.errors import SettingError, UnsupportedError, invalid, non_negative, one_of, setting, whole
+from discreet.core.errors import SettingError, UnsupportedError, invalid, setting, whole
 from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng
+from discreet.core.rules import NonNegative, OneOf, check_fields
 from discreet.core.settings import option_field
 from discreet.mechanisms.normals import NormalSource, release
 from discreet.mechanisms.von_mises_fisher import VonMisesFisher
 from discreet.models.settings import TrainDefaults
 from discreet.protections.base import (
+    BUDGET,
     DELTA,
     FROZEN,
     RESOLVED,
     Conditions,
     GradientProtection,
     Visible,
-    check_budget,
 )
 
 if TYPE_CHECKING:
@@ -74,12 +75,16 @@ class DirDPSGD(GradientProtection):
         None,
         "Concentration of the directions; 0 is pure noise. If epsilon is also set, training stops at that budget.",
         "Budget",
+        rule=NonNegative("An infinite kappa releases the direction itself."),
     )
     blocks: tuple[Block, ...] = field(default=(), metadata=RESOLVED)
     partition: str = option_field(
-        "whole", "whole (one direction for all parameters) or layers (one for each layer).", "Method"
+        "whole",
+        "whole (one direction for all parameters) or layers (one for each layer).",
+        "Method",
+        rule=OneOf(tuple(PARTITIONS)),
     )
-    epsilon: float | None = option_field(None, "Privacy budget of one unit for the whole run.", "Budget")
+    epsilon: float | None = option_field(None, "Privacy budget of one unit for the whole run.", "Budget", rule=BUDGET)
     delta: float | None = field(default=None, metadata=DELTA)
     name: ClassVar[str] = "dir-dp-sgd"
     visible: ClassVar[Visible] = "each"  # each direction is noisy by itself; their sum is post-processing
@@ -89,11 +94,8 @@ class DirDPSGD(GradientProtection):
 
     def __post_init__(self) -> None:
         """Reject settings outside their range, and settings that do not determine the noise."""
-        check_budget(self.epsilon, self.delta)
-        one_of("partition", self.partition, PARTITIONS)
-        if self.kappa is not None:
-            non_negative("kappa", self.kappa, "An infinite kappa releases the direction itself.")
-        elif self.epsilon is None:
+        check_fields(self)
+        if self.kappa is None and self.epsilon is None:
             raise SettingError(
                 f"Expected {setting('kappa')} or {setting('epsilon')} for dir-dp-sgd. Kappa 0 is pure noise."
             )

@@ -19,9 +19,6 @@ from discreet.core.errors import (
     SettingError,
     UnsupportedError,
     invalid,
-    non_negative,
-    one_of,
-    open_probability,
     positive,
     probability,
     setting,
@@ -29,6 +26,7 @@ from discreet.core.errors import (
 )
 from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng
+from discreet.core.rules import NonNegative, OneOf, OpenProbability, Positive, check_fields
 from discreet.core.settings import option_field
 from discreet.data.samplers import SAMPLERS, CyclicPoisson, Poisson, Sampler
 from discreet.mechanisms.correlated import (
@@ -47,13 +45,13 @@ from discreet.mechanisms.normals import add_normals
 from discreet.models.pairs import PAIR_WIDTH
 from discreet.models.settings import TrainDefaults
 from discreet.protections.base import (
+    BUDGET,
     DELTA,
     FROZEN,
     Conditions,
     GradientProtection,
     Release,
     Visible,
-    check_budget,
 )
 
 if TYPE_CHECKING:
@@ -88,20 +86,41 @@ class DPSGD(GradientProtection):
         None,
         "Standard deviation of the noise over the clip norm; if epsilon is also set, training stops at that budget.",
         "Budget",
+        rule=NonNegative("It is the noise's standard deviation over clip_norm."),
     )
-    clip_norm: float = option_field(0.1, "Gradients of a unit are clipped to this norm.", "Method")
-    clipping: str = option_field("flat", "flat (one norm for all layers), per-layer or automatic.", "Method")
-    epsilon: float | None = option_field(None, "Privacy budget of one unit for the whole run.", "Budget")
+    clip_norm: float = option_field(
+        0.1,
+        "Gradients of a unit are clipped to this norm.",
+        "Method",
+        rule=Positive("It bounds what one unit adds to the sum."),
+    )
+    clipping: str = option_field(
+        "flat", "flat (one norm for all layers), per-layer or automatic.", "Method", rule=OneOf(tuple(_CLIPPINGS))
+    )
+    epsilon: float | None = option_field(None, "Privacy budget of one unit for the whole run.", "Budget", rule=BUDGET)
     delta: float | None = field(default=None, metadata=DELTA)
     true_positive_rate: float | None = option_field(
-        None, "Instead of epsilon: the highest true positive rate that any membership attack may reach.", "Budget"
+        None,
+        "Instead of epsilon: the highest true positive rate that any membership attack may reach.",
+        "Budget",
+        rule=OpenProbability(),
     )
     false_positive_rate: float = option_field(
-        0.01, "False positive rate at which the true positive rate is limited.", "Budget", show=False
+        0.01,
+        "False positive rate at which the true positive rate is limited.",
+        "Budget",
+        show=False,
+        rule=OpenProbability(),
     )
-    sampler: str | None = option_field(None, f"{', '.join(SAMPLERS)}.", "Method", "poisson; set by the correlation")
+    sampler: str | None = option_field(
+        None, f"{', '.join(SAMPLERS)}.", "Method", "poisson; set by the correlation", rule=OneOf(tuple(SAMPLERS))
+    )
     correlation: str | None = option_field(
-        None, "Noise between steps: independent, lambda-cgd or banded.", "Method", "independent"
+        None,
+        "Noise between steps: independent, lambda-cgd or banded.",
+        "Method",
+        "independent",
+        rule=OneOf(tuple(CORRELATIONS)),
     )
     decay: float | None = option_field(
         None, "Share of the last step's noise that lambda-cgd subtracts.", "Method", str(_DECAY)
@@ -118,15 +137,7 @@ class DPSGD(GradientProtection):
 
     def __post_init__(self) -> None:
         """Reject settings outside their range, and settings that do not determine the noise."""
-        check_budget(self.epsilon, self.delta)
-        if self.noise_multiplier is not None:
-            remedy = "It is the noise's standard deviation over clip_norm."
-            non_negative("noise_multiplier", self.noise_multiplier, remedy)
-        if self.true_positive_rate is not None:
-            open_probability("true_positive_rate", self.true_positive_rate)
-            open_probability("false_positive_rate", self.false_positive_rate)
-        positive("clip_norm", self.clip_norm, "It bounds what one unit adds to the sum.")
-        one_of("clipping", self.clipping, _CLIPPINGS)
+        check_fields(self)
         self._check_correlation()
         if self.noise_multiplier is None and self.epsilon is None and self.true_positive_rate is None:
             raise SettingError(
@@ -135,10 +146,6 @@ class DPSGD(GradientProtection):
             )
 
     def _check_correlation(self) -> None:
-        if self.sampler is not None:
-            one_of("sampler", self.sampler, SAMPLERS)
-        if self.correlation is not None:
-            one_of("correlation", self.correlation, CORRELATIONS)
         correlated = self.correlated  # rejects a decay or a number of bands outside its range
         if self.sampler is not None and correlated is not None:
             remedy = "Correlated noise has batches of its own; the amplification of other batches does not hold for it."

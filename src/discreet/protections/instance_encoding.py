@@ -23,9 +23,10 @@ from torch import Tensor, nn
 from discreet.accounting.events import ComposedDpEvent, DpEvent, SelfComposedDpEvent
 from discreet.accounting.instance_encoding import CALIBRATIONS, InstanceEncodingCost, Load
 from discreet.accounting.local_layer import LABELS_PUBLIC
-from discreet.core.errors import DataError, SettingError, UnsupportedError, invalid, one_of, positive, setting, whole
+from discreet.core.errors import DataError, SettingError, UnsupportedError, invalid, setting, whole
 from discreet.core.guarantee import Adjacency, Caveat, Guarantee, in_digits
 from discreet.core.randomness import Rng
+from discreet.core.rules import OneOf, Positive, Whole, check_fields
 from discreet.core.settings import option_field
 from discreet.mechanisms.gaussian import Gaussian
 from discreet.mechanisms.laplace import L2Laplace, Laplace
@@ -33,6 +34,7 @@ from discreet.mechanisms.normals import release
 from discreet.mechanisms.randomized_response import RandomizedResponse
 from discreet.models.classifier import Classifier
 from discreet.protections.base import (
+    BUDGET,
     DELTA,
     RESOLVED,
     Conditions,
@@ -40,7 +42,6 @@ from discreet.protections.base import (
     Once,
     RepresentationProtection,
     Rows,
-    check_budget,
     clip,
     fields_of,
     most_rows,
@@ -75,24 +76,38 @@ class InstanceEncoding(RepresentationProtection):
     """
 
     epsilon: float | None = option_field(
-        None, "Privacy budget of all released vectors and labels, for one unit.", "Budget"
+        None, "Privacy budget of all released vectors and labels, for one unit.", "Budget", rule=BUDGET
     )
     delta: float | None = field(default=None, metadata=DELTA)
-    clip_norm: float = option_field(1.0, "Vectors are clipped to this norm.", "Method")
-    mix: int = option_field(1, "Sentences in a mixture; 1 mixes nothing.", "Method")
+    clip_norm: float = option_field(
+        1.0, "Vectors are clipped to this norm.", "Method", rule=Positive("Longer vectors are clipped to it.")
+    )
+    mix: int = option_field(
+        1,
+        "Sentences in a mixture; 1 mixes nothing.",
+        "Method",
+        rule=Whole(1, "It is the number of vectors in a mixture; 1 mixes nothing."),
+    )
     mix_cap: float | None = option_field(None, "Largest weight of a sentence in a mixture.", "Method")
-    mechanism: str = option_field("gaussian", "Noise: gaussian, laplace or laplace-l2.", "Method")
-    labels: str = option_field("public", "public (sent as they are), or noisy (by randomized response).", "Method")
+    mechanism: str = option_field(
+        "gaussian", "Noise: gaussian, laplace or laplace-l2.", "Method", rule=OneOf(tuple(MECHANISMS))
+    )
+    labels: str = option_field(
+        "public", "public (sent as they are), or noisy (by randomized response).", "Method", rule=OneOf(tuple(LABELS))
+    )
     label_epsilon: float | None = option_field(None, "The part of epsilon that goes to noisy labels.", "Budget")
     calibration: str = option_field(
-        "sound", "sound (proven), or paper (as published; then epsilon is an estimate).", "Method"
+        "sound",
+        "sound (proven), or paper (as published; then epsilon is an estimate).",
+        "Method",
+        rule=OneOf(tuple(CALIBRATIONS)),
     )
     rounds: int = field(default=1, metadata=RESOLVED)
     stored: bool = field(default=True, metadata=RESOLVED)
     epochs: int = field(default=1, metadata=RESOLVED)
     projection: Projection | None = field(default=None, repr=False, metadata=RESOLVED)
     dimension: int | None = option_field(
-        None, "Project vectors to this many dimensions, learned from public text.", "Method", show=False
+        None, "Project vectors to this many dimensions, learned from public text.", "Method", show=False, rule=Whole()
     )
     public: str | None = option_field(None, "Public data from which the projection is learned.", "Method", show=False)
     computes_noise_from_rows: ClassVar[bool] = True
@@ -106,22 +121,15 @@ class InstanceEncoding(RepresentationProtection):
             raise SettingError(
                 f"Expected {setting('epsilon')} for dp-ie. It is the budget of the release; 8 is a common start."
             )
-        check_budget(self.epsilon, self.delta)
+        check_fields(self)
         if (self.dimension is None) != (self.public is None):
             missing, present = ("public", "dimension") if self.public is None else ("dimension", "public")
             raise SettingError(
                 f"Expected {setting(missing)} together with {setting(present)} for dp-ie. The projection to that many "
                 "dimensions is learned from public text."
             )
-        if self.dimension is not None:
-            whole("dimension", self.dimension)
-        positive("clip_norm", self.clip_norm, "Longer vectors are clipped to it.")
-        whole("mix", self.mix, 1, "It is the number of vectors in a mixture; 1 mixes nothing.")
         whole("rounds", self.rounds, 1, "It is the number of outputs for each row.")
         whole("epochs", self.epochs)
-        one_of("mechanism", self.mechanism, MECHANISMS)
-        one_of("labels", self.labels, LABELS)
-        one_of("calibration", self.calibration, CALIBRATIONS)
         if self.mix_cap is not None and not 1 / self.mix <= self.mix_cap <= 1:
             rule = f"in [{1 / self.mix:.3g}, 1]"
             raise invalid("mix_cap", self.mix_cap, rule, "The weights of a mixture add up to 1.")

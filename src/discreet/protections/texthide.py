@@ -17,9 +17,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from discreet.core.errors import UnsupportedError, invalid, one_of, setting, whole
+from discreet.core.errors import UnsupportedError, invalid, setting
 from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng
+from discreet.core.rules import OneOf, Whole, check_fields
 from discreet.core.settings import option_field
 from discreet.models.classifier import Absolute, Classifier
 from discreet.models.settings import TrainDefaults
@@ -68,15 +69,29 @@ class TextHide(RepresentationProtection):
     TextHide(masks=256, mix=4, fresh_masks=False, mix_cap=None, public=None, public_label='dropped')
     """
 
-    masks: int | None = option_field(None, "Number of secret masks to choose from; 0 is none.", "Method", "256")
-    mix: int = option_field(4, "Sentences in a mixture; 1 mixes nothing.", "Method")
+    masks: int | None = option_field(
+        None,
+        "Number of secret masks to choose from; 0 is none.",
+        "Method",
+        "256",
+        rule=Whole(0, "It is the size of the pool; 0 is none."),
+    )
+    mix: int = option_field(
+        4,
+        "Sentences in a mixture; 1 mixes nothing.",
+        "Method",
+        rule=Whole(1, "It is the number of sentences in a mixture; 1 mixes nothing."),
+    )
     fresh_masks: bool = option_field(
         False, "Sample a new mask for every vector, instead of choosing from a pool.", "Method"
     )
     mix_cap: float | None = option_field(None, "Largest weight of a sentence in a mixture.", "Method")
     public: str | None = option_field(None, "Public data to mix with; half of the partners come from it.", "Method")
     public_label: str = option_field(
-        "dropped", "Labels of public partners: dropped (left out), or even (the same weight for every class).", "Method"
+        "dropped",
+        "Labels of public partners: dropped (left out), or even (the same weight for every class).",
+        "Method",
+        rule=OneOf(tuple(PUBLIC_LABELS)),
     )
     name: ClassVar[str] = "texthide"
     priced: ClassVar[bool] = False
@@ -88,17 +103,16 @@ class TextHide(RepresentationProtection):
 
     def __post_init__(self) -> None:
         """Reject settings outside their range, and a pool of masks together with fresh masks."""
+        check_fields(self)
         if self.fresh_masks and self.masks is not None:
             raise invalid("masks", self.masks, "left out with fresh masks", "Fresh masks use no pool; choose one.")
-        if whole("masks", self.pool_size, 0, "It is the size of the pool; 0 is none.") > _MOST:
+        if self.pool_size > _MOST:
             raise invalid("masks", self.masks, f"<= {_MOST}", "Use fresh masks instead of so large a pool.")
-        whole("mix", self.mix, 1, "It is the number of sentences in a mixture; 1 mixes nothing.")
         if self.mix_cap is not None and not 1 / self.mix <= self.mix_cap <= 1:
             rule = f"in [{1 / self.mix:.3g}, 1]"
             raise invalid("mix_cap", self.mix_cap, rule, "The weights of a mixture add up to 1.")
         if self.public is not None and self.mix < 2:
             raise invalid("mix", self.mix, ">= 2 with a public corpus", "Half of the partners are public.")
-        one_of("public_label", self.public_label, PUBLIC_LABELS)
         if self.public is None and self.public_label != "dropped":
             remedy = f"It is the label of public partners; set {setting('public')}, or leave it out."
             raise invalid("public_label", self.public_label, "'dropped' without public text", remedy)

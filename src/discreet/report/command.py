@@ -10,7 +10,7 @@ from typing import Any
 from discreet.core.task import Task
 
 # Keys of a study whose option has another name.
-_NAMES = {"encoder": "model", "label_names": "classes"}
+_NAMES = {"encoder": "model"}
 # Keys of a study that no option of the command sets.
 _WITHOUT_OPTION = frozenset({"hidden", "momentum", "averaging", "gradient_norm"})
 # The only option with two names: this one, and the other where its value is false.

@@ -240,7 +240,7 @@ def _name_classes(points: Sequence[Point]) -> str:
         return ""
     return (
         ". If the names of the classes were known without the data, set them in [data] of the study file "
-        '(label_names = ["A", "B"]), and run the study in another folder'
+        '(classes = ["A", "B"]), and run the study in another folder'
     )
 
 

@@ -37,8 +37,8 @@ from discreet.core.files import (
 )
 from discreet.core.guarantee import Adjacency, Guarantee, in_digits
 from discreet.core.randomness import Rng
-from discreet.core.settings import as_dict, parse, read_values
-from discreet.core.task import Task
+from discreet.core.settings import as_dict, as_toml, parse, read_values
+from discreet.core.task import HasClasses, Task
 from discreet.data.canaries import Planting
 from discreet.data.sources import TextSource
 from discreet.metrics.utility import in_sentences
@@ -147,7 +147,7 @@ def model_card(
         command = f'transformers.{opened_by}.from_pretrained("THIS_FOLDER")'
         if opened_by == "AutoModel":
             purpose += f" This folder holds its encoder; the layers behind it are in {HEAD}."
-    rate = "default" if settings.train.learning_rate is None else f"{settings.train.learning_rate:g}"
+    rate = "default" if settings.training.learning_rate is None else f"{settings.training.learning_rate:g}"
     library = "discreet" if opened_by is None else "transformers"
     return f"""{front_matter(model.task, guarantee, library)}
 # {title}
@@ -159,7 +159,7 @@ def model_card(
 {parts}
 | trained | {settings.model.train}, {count:,} weights |
 | longest text | {model.max_length} tokens |
-| epochs, batch, rate | {settings.train.epochs:g}, {settings.train.batch_size}, {rate} |
+| epochs, batch, rate | {settings.training.epochs:g}, {settings.training.batch_size}, {rate} |
 | seed | {settings.seed} |
 
 ## Utility on {"held-out text" if metrics.get("evaluated_on") != "train" else "the training text itself"}
@@ -232,19 +232,19 @@ def beside_public(row: Mapping[str, Any], utility: Mapping[str, float], private:
 SECRET = "secret"
 SEARCH = "search.json"  # progress of an unfinished search for settings, with files and folders that begin with:
 BEST, TRIAL = "best-", "trial-"
-_FORMAT = 4
+_FORMAT = 5
 
 
 @dataclass(frozen=True)
 class RunChoices:
-    """The choices that define a training run; settings that `train` leaves open are chosen by the plan.
+    """The choices that define a training run; settings that `training` leaves open are chosen by the plan.
 
     `canaries` are planted in the training text to measure memorization.
     """
 
     data: TextSource
     model: ModelSettings
-    train: TrainSettings
+    training: TrainSettings
     protect: Protection | None = None
     seed: int = 0
     population: int | None = None
@@ -252,11 +252,11 @@ class RunChoices:
 
 
 @dataclass(frozen=True)
-class RunSettings(RunChoices):
+class RunSettings(RunChoices, HasClasses):
     """The choices of a run and the facts of its data that are needed to load it; `settings.toml` in its folder."""
 
     task: Task = Task.CLASSIFICATION
-    label_names: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
     pairs: bool = False
     format: int = _FORMAT
 
@@ -479,12 +479,10 @@ def ledgers_of(folder: Path) -> dict[str, tuple[int, str]]:
 
 def settings_text(settings: RunSettings) -> str:
     """Return the settings of a run as TOML."""
-    import tomli_w
-
     values = as_dict(dataclasses.replace(settings, protect=None))
-    for key in ("seed", "task", "label_names"):  # they are settings of the whole run, outside the table
+    for key in ("seed", "task", "classes"):  # they are settings of the whole run, outside the table
         values["data"].pop(key, None)
-    return tomli_w.dumps(values | ({} if settings.protect is None else {"protect": settings.protect.as_table()}))
+    return as_toml(values | ({} if settings.protect is None else {"protect": settings.protect.as_table()}))
 
 
 def read_settings(path: Path) -> RunSettings:

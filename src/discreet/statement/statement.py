@@ -126,7 +126,7 @@ def _release(facts: Facts, method: Method, values: Mapping[str, Any]) -> dict[st
         "what": facts.released,
         "leaves": filled(method.seen, values),
         "task": facts.settings.get("task"),
-        "classes": list(facts.settings.get("label_names") or []),
+        "classes": list(facts.settings.get("classes") or []),
     }
 
 
@@ -312,7 +312,7 @@ def _algorithm(facts: Facts, method: Method, values: Mapping[str, Any]) -> dict[
 
 def _phases(facts: Facts) -> str:
     """Return what DP-SGD trained before all layers, and on what."""
-    protection, train = facts.protection or {}, facts.settings.get("train")
+    protection, train = facts.protection or {}, facts.settings.get("training")
     if protection.get("name") != "dp-sgd":
         return ""
     text = ""
@@ -344,7 +344,7 @@ def _chosen_without(facts: Facts) -> list[str]:
     if facts.protection is not None:
         others = "other " if {"clip_norm", "clipping"} & set(facts.tuned) else ""
         chosen.append(f"the method and its {others}settings, which are given or calibrated from public numbers alone")
-    model, train = facts.settings.get("model"), facts.settings.get("train")
+    model, train = facts.settings.get("model"), facts.settings.get("training")
     if isinstance(model, Mapping):
         chosen.append(f"the model {model.get('encoder')}, of which {model.get('train')} is trained")
     if isinstance(train, Mapping):
@@ -359,7 +359,7 @@ def _chosen_without(facts: Facts) -> list[str]:
         chosen.append("which rows are held out, by a keyed hash of the identity of each unit")
     if facts.max_per_unit is not None:
         chosen.append(f"the cap of {facts.max_per_unit} rows per {facts.unit}")
-    if facts.settings.get("label_names") and _classes_given(facts):
+    if facts.settings.get("classes") and _classes_given(facts):
         chosen.append("the names of the classes, which were given or are those of a built-in corpus")
     if facts.metrics.get("population") is not None:
         chosen.append(f"the population of {facts.metrics['population']:,} {facts.unit}s")
@@ -384,7 +384,7 @@ def _chosen_with(facts: Facts) -> list[str]:
         return chosen
     if facts.metrics.get("population") is None:
         chosen.append(f"the number of {facts.unit}s, which is public, and with it delta and the sampling rate")
-    if facts.settings.get("label_names") and not _classes_given(facts):
+    if facts.settings.get("classes") and not _classes_given(facts):
         if facts.guarantee is not None and Caveat.PRIVATE_CLASSES in facts.guarantee.caveats:
             chosen.append("the names of the classes, which were read from private labels: epsilon is an estimate")
         else:
@@ -399,7 +399,7 @@ def _chosen_with(facts: Facts) -> list[str]:
     if facts.tuning:
         values = ", ".join(f"{name.replace('_', ' ')} {_short(value)}" for name, value in facts.tuned.items())
         chosen.append(f"{values}: by a private search, whose cost is in epsilon")
-    train = facts.settings.get("train")
+    train = facts.settings.get("training")
     if isinstance(train, Mapping) and train.get("patience") is not None:
         chosen.append(
             "when training stopped, by the utility of the noisy model on held-out rows, which are not protected; "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -20,11 +19,13 @@ from discreet.catalog import (
     protection_class,
     settings_of_protection,
 )
-from discreet.core.errors import SettingError, did_you_mean, invalid, one_of, open_probability, shown
-from discreet.core.settings import as_dict, parse, read_values
+from discreet.core.errors import SettingError, did_you_mean, invalid, one_of, shown
+from discreet.core.rules import AtLeastOne, Different, OneOf, OpenProbability, Pattern, check_fields
+from discreet.core.settings import as_dict, option, option_field, parse, read_values
 from discreet.core.types import MODEL, RELEASES, TRAINING, UPDATE
 from discreet.data.canaries import Planting
 from discreet.data.sources import TextSource
+from discreet.models.settings import LAYERS, ModelSettings, TrainSettings
 
 if TYPE_CHECKING:
     from discreet.experiment.attack.request import AttackRequest
@@ -34,21 +35,22 @@ Table = Mapping[str, Any]
 IDENTIFIED = "one-of-n/identified"  # from all updates of the training
 OF_UPDATE = "_update"  # ends the name of the same metric of one update
 NONE = "none"
-# The keys that a study may set for an attack besides the attack's own settings.
-REQUEST_KEYS = (
-    "examples",
-    "batch_size",
-    "max_words",
-    "first_words",
-    "seconds",
-    "metrics",
-    "candidates",
-    "draws",
-    "steps",
-    "members",
-    "references",
-    "references_protected",
-)
+_STUDY, _GOAL, _RELEASE = "Study", "Goal", "Release"  # headings of keys
+# The keys that a study may set for an attack besides the attack's own settings; they are fields of `AttackRequest`.
+REQUEST_KEYS = {
+    "examples": "Number of texts to attack.",
+    "batch_size": "Number of texts in one release. TextHide mixes within a batch, and needs at least its `mix`.",
+    "max_words": "Attack only texts of at most this many words.",
+    "first_words": "For gradients: truncate texts to this many words before the release.",
+    "seconds": "Time limit of each search; without it steps are counted, and figures are the same on every machine.",
+    "metrics": "Metrics to compute.",
+    "candidates": "Number of candidates.",
+    "draws": "Simulated releases for each noise level.",
+    "steps": "Number of releases of the same record, for 1-of-n and attacks on vectors.",
+    "members": "Number of members, and of non-members, to ask about.",
+    "references": "Number of reference models that the attacker trains.",
+    "references_protected": "Train reference models under the protection of the trial.",
+}
 
 
 @dataclass(frozen=True)
@@ -61,23 +63,36 @@ class Goal:
     from the updates, so that what holds for all of them holds for it.
     """
 
-    leakage: str
-    ceiling: float | None = None
-    utility: str | None = None
-    floor: float | None = None
-    release: str | None = None
+    leakage: str = field(
+        metadata=option(
+            "An attack and its metric, such as one-of-n/identified.",
+            _GOAL,
+            rule=Pattern("[^/]+/.+", "of the form ATTACK/METRIC", "For example one-of-n/identified."),
+        )
+    )
+    ceiling: float | None = option_field(
+        None,
+        "Highest leakage: the setting with the best utility under it is recommended.",
+        _GOAL,
+        rule=OpenProbability("It is a share: 0.05 is 5%."),
+    )
+    utility: str | None = option_field(None, "Metric by which settings are compared.", _GOAL)
+    floor: float | None = option_field(
+        None, "Lowest utility: the setting with the least leakage above it is recommended.", _GOAL
+    )
+    release: str | None = option_field(
+        None, "What is released: one update, all updates of the training, or the model.", _GOAL, rule=OneOf(RELEASES)
+    )
 
     def __post_init__(self) -> None:
         """Reject a goal without a rule, or with a release that its attack does not read."""
-        if "/" not in self.leakage:
-            raise invalid("goal.leakage", self.leakage, "of the form ATTACK/METRIC", "For example one-of-n/identified.")
+        check_fields(self, "goal.")
         if (self.ceiling is None) == (self.floor is None):
             raise SettingError(
                 "Expected either a ceiling or a floor in goal. A ceiling on leakage selects the best utility under "
                 "it, a floor on utility the least leakage above it."
             )
         if self.release is not None:
-            one_of("goal.release", self.release, RELEASES)
             if self.of_model:
                 if self.release != MODEL:
                     remedy = "The attack reads the trained model; leave the release out."
@@ -123,38 +138,51 @@ class Study:
     `canaries` are planted in the training text of every trial, for exposure.
     """
 
-    name: str
-    data: dict[str, Any]
-    protections: tuple[dict[str, Any], ...]
-    attacks: tuple[dict[str, Any], ...] = ()
-    goal: Goal | None = None
-    seeds: tuple[int, ...] = (0,)
-    title: str | None = None
-    model: dict[str, Any] = field(default_factory=dict)
-    training: dict[str, Any] = field(default_factory=dict)
-    release: dict[str, Any] = field(default_factory=dict)
-    canaries: dict[str, Any] | None = None
+    name: str = field(metadata=option("Title of the report, unless there is a `title`.", _STUDY))
+    data: dict[str, Any] = field(metadata=option("The text, as in `discreet train`.", _STUDY))
+    protect: tuple[dict[str, Any], ...] = field(
+        metadata=option(
+            "The protections; a list among the values of one is a grid.",
+            _STUDY,
+            rule=AtLeastOne('Add [[protect]] with name = "none" to start with.'),
+        )
+    )
+    attack: tuple[dict[str, Any], ...] = option_field((), "The attacks on every setting.", _STUDY)
+    goal: Goal | None = option_field(None, "The rule of the recommendation.", _STUDY)
+    seeds: tuple[int, ...] = option_field(
+        (0,),
+        "Random seeds; several give intervals.",
+        _STUDY,
+        rule=Different("A repeated seed repeats the trial; several give intervals."),
+    )
+    title: str | None = option_field(None, "Title of the report.", _STUDY)
+    model: dict[str, Any] = field(default_factory=dict, metadata=option("The model whose utility is measured.", _STUDY))
+    training: dict[str, Any] = field(
+        default_factory=dict, metadata=option("How it is trained; omitted keys get defaults.", _STUDY)
+    )
+    release: dict[str, Any] = field(
+        default_factory=dict,
+        metadata=option("What attacks on one update read: the gradient of a client that shares these layers.", _STUDY),
+    )
+    canaries: dict[str, Any] | None = option_field(
+        None, "Secrets that are planted in the training text of every trial.", _STUDY
+    )
 
     def __post_init__(self) -> None:
         """Reject a study that has nothing to run."""
         if not self.name.strip():
             raise invalid("name", self.name, "a name", "It is the title of the report.")
-        for what, tables in (("protections", self.protections), ("attacks", self.attacks)):
+        check_fields(self)
+        for what, tables in (("protect", self.protect), ("attack", self.attack)):
             for number, table in enumerate(tables):
                 if not isinstance(table.get("name"), str):
                     raise SettingError(f"Expected key 'name' in {what}[{number}]. Add it.")
-        if not self.protections:
-            raise invalid("protections", [], "at least one", 'Add [[protections]] with name = "none" to start with.')
-        if not self.seeds:
-            raise invalid("seeds", [], "at least one seed", "Several seeds give intervals.")
-        if len(set(self.seeds)) != len(self.seeds):
-            raise invalid("seeds", list(self.seeds), "different numbers", "A repeated seed repeats the trial.")
-        if self.goal is not None and self.attacks:
-            named = [str(table["name"]) for table in self.attacks]
+        if self.goal is not None and self.attack:
+            named = [str(table["name"]) for table in self.attack]
             attack = self.goal.leakage.partition("/")[0]
             if attack not in named:
                 for name in named:
-                    ATTACKS.check("attacks.name", name)  # a misspelled name is not the goal's fault
+                    ATTACKS.check("attack.name", name)  # a misspelled name is not the goal's fault
                 raise invalid("goal.leakage", self.goal.leakage, f"of an attack in {', '.join(named)}", "Name one.")
 
     def as_dict(self) -> dict[str, Any]:
@@ -169,14 +197,26 @@ class ReleaseTable:
     It may differ from what is trained for utility; the report gives both, and the epsilon of each.
     """
 
-    train: str = "all"
-    embeddings: bool = True
-    split: str | None = None
-    delta: float = 1e-5
+    train: str = option_field(
+        "all", "Layers whose gradient is shared: head, pooler+head, top-N, lora or all.", _RELEASE, rule=LAYERS
+    )
+    embeddings: bool = option_field(True, "The embeddings are shared too.", _RELEASE)
+    split: str | None = option_field(None, "Split that is attacked.", _RELEASE, "validation, test or all rows")
+    delta: float = option_field(1e-5, "Delta of the single release.", _RELEASE, rule=OpenProbability())
 
     def __post_init__(self) -> None:
-        """Reject a delta outside (0, 1)."""
-        open_probability("release.delta", self.delta)
+        """Reject layers that no model has, and a delta outside (0, 1)."""
+        check_fields(self, "release.")
+
+
+# The tables of a study that the rest of the program has a class for.
+TABLES: dict[str, type[Any]] = {
+    "data": TextSource,
+    "model": ModelSettings,
+    "training": TrainSettings,
+    "release": ReleaseTable,
+    "canaries": Planting,
+}
 
 
 def read_study(path: Path) -> Study:
@@ -186,26 +226,21 @@ def read_study(path: Path) -> Study:
 
 def check(study: Study) -> None:
     """Reject a study with an unknown key, value, protection or attack, or an attack that fits no release."""
-    from discreet.models.classifier import ModelSettings
-    from discreet.models.settings import TrainSettings
     from discreet.study.grid import points
 
-    parse(TextSource, study.data, "data")
-    parse(ModelSettings, study.model, "model")
-    parse(TrainSettings, study.training, "training")
-    parse(ReleaseTable, study.release, "release")
-    if study.canaries is not None:
-        parse(Planting, study.canaries, "canaries")
-    elif any(table["name"] == "exposure" for table in study.attacks):
+    for key, kind in TABLES.items():
+        if (values := getattr(study, key)) is not None:
+            parse(kind, values, key)
+    if study.canaries is None and any(table["name"] == "exposure" for table in study.attack):
         raise SettingError("Expected planted canaries for exposure. Add [canaries] with count = 10.")
     places: dict[str, str] = {}
-    for number, table in enumerate(study.protections):
-        name = PROTECTIONS.check(f"protections[{number}].name", table["name"], NONE)
-        for point in points(table, f"protections[{number}]"):
+    for number, table in enumerate(study.protect):
+        name = PROTECTIONS.check(f"protect[{number}].name", table["name"], NONE)
+        for point in points(table, f"protect[{number}]"):
             protection_for(point)
         places[name] = "any" if name == NONE else protection_class(name).place
     measured: dict[str, tuple[str, ...]] = {}
-    for table in study.attacks:
+    for table in study.attack:
         attack = attack_for(table)
         name, kind = str(table["name"]), attack.sees.kind
         measured[name] = measured.get(name, ()) + _metrics_of(table, attack)
@@ -215,7 +250,7 @@ def check(study: Study) -> None:
                 f"Expected an attack that fits a release of the study, got {name} on the {kind}, and the protections "
                 f"{released}. Add a protection of the {kind}, or choose another attack."
             )
-    if study.goal is not None and study.attacks:
+    if study.goal is not None and study.attack:
         check_goal(study.goal, measured)
 
 
@@ -238,8 +273,6 @@ def check_goal(goal: Goal, measured: Mapping[str, Sequence[str]]) -> None:
     one_of(f"goal.leakage of {attack}", metric, measured[attack])
     if goal.utility is not None:
         one_of("goal.utility", goal.utility, UTILITIES)
-    if goal.ceiling is not None and not 0 < goal.ceiling < 1:
-        raise invalid("goal.ceiling", goal.ceiling, "in (0, 1)", "It is a share: 0.05 is 5%.")
 
 
 def protection_for(table: Table) -> Protection | None:
@@ -250,7 +283,7 @@ def protection_for(table: Table) -> Protection | None:
         if values:
             raise SettingError(f"Expected only a name for no protection, got {next(iter(values))!r}. Leave it out.")
         return None
-    _reject_misspelled(values, list(settings_of_protection(name)), "protections", name)
+    _reject_misspelled(values, list(settings_of_protection(name)), "protect", name)
     return protection(name, values)
 
 
@@ -259,7 +292,7 @@ def attack_for(table: Table) -> Any:
     name = str(table["name"])
     values = {key: value for key, value in table.items() if key != "name" and key not in REQUEST_KEYS}
     known = [one.name for one in dataclasses.fields(attack_class(name)) if one.init]  # type: ignore[arg-type]
-    _reject_misspelled(values, known, "attacks", name, REQUEST_KEYS)
+    _reject_misspelled(values, known, "attack", name, tuple(REQUEST_KEYS))
     return attack_of(name, values)
 
 
@@ -276,7 +309,7 @@ def request_for(table: Table, attack: Any, protect: Any, delta: float, seed: int
     values = {key: value for key, value in table.items() if key in REQUEST_KEYS}
     if "metrics" in values:
         if not isinstance(values["metrics"], list | tuple):
-            raise SettingError(f"Expected metrics in attacks to be a list of names, got {shown(values['metrics'])}.")
+            raise SettingError(f"Expected metrics in attack to be a list of names, got {shown(values['metrics'])}.")
         values["metrics"] = tuple(values["metrics"])
     return AttackRequest(
         attack=attack, protect=protect, name=str(table["name"]), delta=delta, seed=seed, noise_seed=seed, **values
@@ -288,13 +321,11 @@ def in_study_file(name: str, value: Any) -> str | None:
 
     >>> in_study_file("batch_size", None), in_study_file("pooler", False), in_study_file("mechanism", "gaussian")
     ('batch_size', 'pooler = false', 'mechanism = "gaussian"')
+    >>> in_study_file("classes", ["home", "stay"])
+    'classes = ["home", "stay"]'
     >>> in_study_file("out", "trials") is None
     True
-    >>> in_study_file("classes", "home,stay")  # an option, with another name in a study
-    'label_names = ["home", "stay"]'
     """
-    if name == "classes":
-        name, value = "label_names", value.split(",") if isinstance(value, str) else value
     if name not in _known_keys():
         return None
     return name if value is None else f"{name} = {json.dumps(value, ensure_ascii=False)}"
@@ -303,12 +334,10 @@ def in_study_file(name: str, value: Any) -> str | None:
 @lru_cache(maxsize=1)
 def _known_keys() -> frozenset[str]:
     """Return every key that a table of a study may have."""
-    from discreet.models.classifier import ModelSettings
-    from discreet.models.settings import TrainSettings
-
-    tables = (TextSource, ModelSettings, TrainSettings, ReleaseTable)
     own = {key for name in PROTECTIONS for key in settings_of_protection(name)}
-    return frozenset({*REQUEST_KEYS, *own, *(one.name for table in tables for one in dataclasses.fields(table))})
+    return frozenset(
+        {*REQUEST_KEYS, *own, *(one.name for table in TABLES.values() for one in dataclasses.fields(table))}
+    )
 
 
 def changes(before: Table, after: Table, where: str = "") -> list[str]:
@@ -334,51 +363,3 @@ def changes(before: Table, after: Table, where: str = "") -> list[str]:
 def _short(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 60 else text[:57] + "…"
-
-
-def as_toml(study: Table) -> str:
-    """Return a study's plain values as a TOML file; a value of None is left out, as is a table with nothing in it.
-
-    >>> print(as_toml({"name": "a", "data": {"source": "notes", "rows": None}, "attacks": [{"name": "dager"}]}))
-    name = "a"
-    <BLANKLINE>
-    [data]
-    source = "notes"
-    <BLANKLINE>
-    [[attacks]]
-    name = "dager"
-    """
-    parts = [_pairs({key: value for key, value in study.items() if not _is_table(value)})]
-    for key, value in study.items():
-        if isinstance(value, Mapping):
-            parts.append(f"[{_key(key)}]\n{_pairs(value)}" if _pairs(value) else "")
-        elif _is_table(value):
-            parts += [f"[[{_key(key)}]]\n{_pairs(table)}" for table in value]
-    return "\n\n".join(part for part in parts if part)
-
-
-def _is_table(value: Any) -> bool:
-    rows = isinstance(value, list | tuple) and bool(value) and all(isinstance(one, Mapping) for one in value)
-    return isinstance(value, Mapping) or rows
-
-
-def _pairs(table: Table) -> str:
-    return "\n".join(f"{_key(key)} = {_toml(value)}" for key, value in table.items() if value is not None)
-
-
-def _key(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _toml(name)
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, str):  # TOML escapes as JSON does, and the delete character besides
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    if isinstance(value, bool | int):
-        return json.dumps(value)
-    if isinstance(value, float):
-        return repr(value)
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_key(k)} = {_toml(v)}" for k, v in value.items() if v is not None) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(_toml(one) for one in value) + "]"
-    raise invalid("study", type(value).__name__, "text, numbers, lists and tables", "A study file holds nothing else.")

@@ -101,8 +101,8 @@ def points_of(trials: Iterable[Trial]) -> list[Point]:
     """Return one point per setting, from its trials, in the order in which the settings first appear."""
     groups: dict[str, list[Trial]] = {}
     for trial in trials:
-        groups.setdefault(json.dumps(trial.settings["protection"], sort_keys=True), []).append(trial)
-    names = names_of([group[0].settings["protection"] for group in groups.values()])
+        groups.setdefault(json.dumps(trial.settings["protect"], sort_keys=True), []).append(trial)
+    names = names_of([group[0].settings["protect"] for group in groups.values()])
     return [
         _point(sorted(group, key=lambda trial: trial.seed), name)
         for group, name in zip(groups.values(), names, strict=True)
@@ -110,7 +110,7 @@ def points_of(trials: Iterable[Trial]) -> list[Point]:
 
 
 def _point(trials: Sequence[Trial], name: Name) -> Point:
-    protection = trials[0].settings["protection"]
+    protection = trials[0].settings["protect"]
     utility = {
         metric: _utility(metric, having)
         for metric in trials[0].utility

@@ -28,7 +28,7 @@ class Planned:
     label: str = ""
 
 
-def points(protection: Mapping[str, Any], where: str = "protections") -> list[dict[str, Any]]:
+def points(protection: Mapping[str, Any], where: str = "protect") -> list[dict[str, Any]]:
     """Return every combination of the listed values of a protection, in the order of the file.
 
     >>> points({"name": "dp-sgd", "epsilon": [1.0, 8.0]})
@@ -45,21 +45,19 @@ def plan(study: Study) -> list[Planned]:
     """Return the trials of a study without duplicates, all points at one seed before the next seed."""
     shared = {key: value for key, value in study.as_dict().items() if key in _SHARED}
     settings_list = [
-        point
-        for number, protection in enumerate(study.protections)
-        for point in points(protection, f"protections[{number}]")
+        point for number, protection in enumerate(study.protect) for point in points(protection, f"protect[{number}]")
     ]
     names = names_of(settings_list)
     trials: dict[str, Planned] = {}
     for seed in study.seeds:
         for point, name in zip(settings_list, names, strict=True):
-            settings = {**shared, "protection": point}
+            settings = {**shared, "protect": point}
             key = key_of(settings, seed)
             trials.setdefault(key, Planned(key, settings, seed, name.label))
     return list(trials.values())
 
 
-_SHARED = ("data", "model", "training", "release", "attacks", "canaries")
+_SHARED = ("data", "model", "training", "release", "attack", "canaries")
 
 
 def key_of(settings: Mapping[str, Any], seed: int) -> str:

@@ -293,7 +293,7 @@ def noise_for_study(study: Mapping[str, Any], trials: Iterable[Trial]) -> list[N
     from discreet.study.trial import scene_of, with_trained_layers
 
     goal = study.get("goal") or {}
-    attack = next((table for table in study.get("attacks", ()) if table["name"] == "one-of-n"), None)
+    attack = next((table for table in study.get("attack", ()) if table["name"] == "one-of-n"), None)
     private = next((t for t in trials if (t.details.get("protection") or {}).get("name") == "dp-sgd"), None)
     if attack is None or private is None or goal.get("leakage") not in (IDENTIFIED, IDENTIFIED + OF_UPDATE):
         return []

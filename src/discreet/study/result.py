@@ -11,11 +11,11 @@ from typing import Any
 
 from discreet.core.errors import DataError, DiscreetError, invalid, shown, spelled
 from discreet.core.files import write_atomic
-from discreet.core.settings import parse
+from discreet.core.settings import as_toml, parse
 from discreet.core.task import Task
 from discreet.core.types import Trial
 from discreet.study.choosing import Choosing, cost_of_choosing
-from discreet.study.file import Goal, Study, as_toml, check, in_study_file, read_study
+from discreet.study.file import Goal, Study, check, in_study_file, read_study
 from discreet.study.frontier import Point, best, points_of
 from discreet.study.grid import points as grid_points
 from discreet.study.store import read_trials
@@ -151,7 +151,7 @@ def read_result(folder: str | Path) -> StudyResult:
     if not trials:
         raise DataError(f"Expected trials in {str(folder)!r}. None is done yet; run `discreet calibrate` again.")
     for key, trial in trials.items():
-        if not isinstance(trial.settings["protection"].get("name"), str):
+        if not isinstance(trial.settings["protect"].get("name"), str):
             raise DataError(f"Expected the name of a protection in trial {shown(key)}, got none. Remove the trial.")
     points = in_order(study, points_of(trials.values()))
     goal = _goal_of(study)
@@ -178,7 +178,7 @@ def _goal_of(study: Mapping[str, Any]) -> Goal | None:
 
 def in_order(study: Mapping[str, Any], points: Sequence[Point]) -> list[Point]:
     """Return points in the order of the study, whichever trial was done first."""
-    tables = study.get("protections")
+    tables = study.get("protect")
     named = [one for table in tables for one in grid_points(table)] if isinstance(tables, list) else []
     place = {json.dumps(one, sort_keys=True): number for number, one in enumerate(named)}
     return sorted(points, key=lambda point: place.get(json.dumps(point.protection, sort_keys=True), len(place)))

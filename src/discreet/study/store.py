@@ -127,9 +127,9 @@ def trial_as_dict(trial: Trial) -> dict[str, Any]:
 
 def trial_of(line: Mapping[str, Any]) -> Trial:
     """Return a trial from plain values."""
-    protection = line["settings"]["protection"]
+    protection = line["settings"]["protect"]
     if not isinstance(protection, dict):
-        raise TypeError(f"protection={shown(protection)}")
+        raise TypeError(f"protect={shown(protection)}")
     utility, details = dict(line["utility"]), line.get("details", {})
     if not isinstance(details, dict) or not all(_is_number(value) for value in utility.values()):
         raise TypeError("utility or details have another type")

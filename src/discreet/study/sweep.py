@@ -18,7 +18,7 @@ from discreet.study.store import Store, read_trials
 from discreet.study.workers import Event, Run, Stop, run_in_processes, run_on_ray
 
 STUDY = "study.json"
-FORMAT = 1  # of the folder of a study: its file, its trials, and what they record
+FORMAT = 2  # of the folder of a study: its file, its trials, and what they record
 FAILURES = "failures.json"
 ENGINES = {"processes": run_in_processes, "ray": run_on_ray}
 

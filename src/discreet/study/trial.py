@@ -89,7 +89,7 @@ def _run(planned: Planned) -> Trial:
     bounds: dict[str, float] = {}
     skipped: dict[str, str] = {}
     scopes: dict[str, str] = {}
-    for table in settings.get("attacks", ()):
+    for table in settings.get("attack", ()):
         attack = attack_for(table)
         name, kind = str(table["name"]), attack.sees.kind
         found = misfit(kind, trained.protect)
@@ -189,7 +189,7 @@ def _trained(settings: Mapping[str, Any], seed: int) -> _Trained:
     if request.model.frozen:
         with one_at_a_time("encode"):  # the first trial fills the cache, the others read it
             for name in ("train", "validation"):
-                ready(model, matched(corpus.split(name), model), cache_folder(), request.train.precision)
+                ready(model, matched(corpus.split(name), model), cache_folder(), request.training.precision)
     run = train_once(replace(request, canaries=None), corpus=corpus, model=model, options=options)
     assert run.evaluation is not None
     guarantee, event = None if run.guarantee is None else of_the_setting(run.guarantee), run.trained.event
@@ -221,7 +221,7 @@ def check_rows(study: Study, corpus: Corpus) -> None:
     check_held_out_rows(corpus)
     release = parse(ReleaseTable, study.release, "release")
     rows = attacked_split(corpus, release.split)
-    for table in study.attacks:
+    for table in study.attack:
         attack = attack_for(table)
         if attack.sees.kind == MODEL:
             continue
@@ -234,11 +234,11 @@ def check_rows(study: Study, corpus: Corpus) -> None:
 
 def training_request(settings: Mapping[str, Any], corpus: Corpus, seed: int) -> RunRequest:
     """Return the training of a trial: with the same defaults as `discreet train` for what its settings leave out."""
-    protect = protection_for(settings["protection"])
+    protect = protection_for(settings["protect"])
     return RunRequest(
         data=parse(TextSource, settings["data"], "data"),
         model=model_of(settings, corpus),
-        train=parse(TrainSettings, settings.get("training", {}), "training"),
+        training=parse(TrainSettings, settings.get("training", {}), "training"),
         protect=protect,
         seed=seed,
         canaries=_canaries(settings, seed),
@@ -248,7 +248,7 @@ def training_request(settings: Mapping[str, Any], corpus: Corpus, seed: int) -> 
 
 def model_of(settings: Mapping[str, Any], corpus: Corpus) -> ModelSettings:
     """Return the model that a trial trains, with the defaults of its task and protection, if it has one."""
-    protect = protection_for(settings.get("protection", {"name": NONE}))
+    protect = protection_for(settings.get("protect", {"name": NONE}))
     return choose_model(settings.get("model") or {}, protect, parse(TextSource, settings["data"], "data"), corpus)
 
 

@@ -718,8 +718,8 @@ def warn_of_classes(plan: TrainingPlan, corpus: Corpus, say: Callable[[str], Non
     """Tell the owner how to name the classes, if they were read from private labels."""
     if Caveat.PRIVATE_CLASSES not in plan.caveats:
         return
-    names = ",".join(corpus.label_names)
-    example = setting("classes", names) if len(names) <= _LONGEST_NAMES else setting("classes")
+    names = list(corpus.label_names)
+    example = setting("classes", names) if len(",".join(names)) <= _LONGEST_NAMES else setting("classes")
     say(
         Message(
             f"{PRIVATE_DETAIL}: the names of the classes were read from the labels, and that a name exists may depend "
@@ -743,7 +743,7 @@ def check_private_labels(request: RunChoices, corpus: Corpus) -> None:
             f"Expected {setting('task', 'regression')} for a protected run with scores. One decimal point decides "
             "whether labels are classes or scores, and it may be one person's; set the task."
         )
-    if request.data.label_names is None:
+    if request.data.classes is None:
         check_shared_classes(corpus)
 
 

@@ -98,7 +98,7 @@ def test_the_command_reports_and_exits(capsys: pytest.CaptureFixture[str], tmp_p
         "a = " + "[" * 3000 + "]" * 3000,
         "name = 'x'\nseeds = 0x" + "f" * 6000,
         "name = 'x'\n" + "A" * 9000 + " = 1",
-        "[data]\nsource = 'notes'\n[[protections]]\nname = ['dp-sgd']",
+        "[data]\nsource = 'notes'\n[[protect]]\nname = ['dp-sgd']",
     ],
 )
 def test_toml_that_breaks_its_reader_is_rejected(tmp_path: Path, text: str) -> None:
@@ -106,7 +106,7 @@ def test_toml_that_breaks_its_reader_is_rejected(tmp_path: Path, text: str) -> N
     from discreet.study.file import read_study
 
     path = tmp_path / "a.toml"
-    for read, first in ((read_study, ""), (read_settings, "format = 4\n")):
+    for read, first in ((read_study, ""), (read_settings, "format = 5\n")):
         path.write_text(first + text, encoding="utf-8")
         with pytest.raises(SettingError) as error:
             read(path)
@@ -312,7 +312,7 @@ def test_the_explorer_rejects_a_key_twice(tmp_path: Path, body: bytes, status: s
     ("change", "what"),
     [
         (lambda line: {**line, "settings": {}}, "line 1"),
-        (lambda line: {**line, "settings": {"protection": 7}}, "line 1"),
+        (lambda line: {**line, "settings": {"protect": 7}}, "line 1"),
         (lambda line: {**line, "utility": {"accuracy": "x"}}, "line 1"),
         (lambda line: {**line, "utility": [1]}, "line 1"),
         (lambda line: {**line, "leakages": [{"metric": "a/b"}]}, "line 1"),

@@ -77,8 +77,8 @@ def attacked(
     table = {"name": "one-of-n", "candidates": candidates, "draws": draws}
     asked = {
         "data": {"source": "notes"},
-        "protection": {"name": "dp-sgd", "noise_multiplier": noise},
-        "attacks": [table],
+        "protect": {"name": "dp-sgd", "noise_multiplier": noise},
+        "attack": [table],
     }
     return trials._run(Planned("key", asked, 0))
 
@@ -149,7 +149,7 @@ def test_the_audits_training_is_judged_by_all_its_updates(monkeypatch: pytest.Mo
 
 def write(folder: Path, found: list[Trial], goal: dict[str, object]) -> None:
     folder.mkdir(exist_ok=True)
-    study = {"name": "made up", "data": {"source": "notes"}, "protections": [{"name": "dp-sgd"}], "goal": goal}
+    study = {"name": "made up", "data": {"source": "notes"}, "protect": [{"name": "dp-sgd"}], "goal": goal}
     (folder / "study.json").write_text(json.dumps({"format": FORMAT, **study}))
     lines = [json.dumps({"key": key_of(one.settings, 0), **trial_as_dict(one)}) for one in found]
     (folder / NAME).write_text("\n".join(lines) + "\n")
@@ -196,10 +196,10 @@ epochs = 2
 train = "head"
 embeddings = false
 split = "train"
-[[protections]]
+[[protect]]
 name = "dp-sgd"
 noise_multiplier = [4.0]
-[[attacks]]
+[[attack]]
 name = "one-of-n"
 candidates = 8
 draws = 500

@@ -271,7 +271,7 @@ def test_a_class_held_by_one_alone_is_refused_or_given(
         runs("dp-sgd", rare, tiny_encoder("bert"), None, validation="0", share=0.5, seed=seed_without(rare, "rare"))
     names = ("clinic", "rare", "ward")
     for each in (rows, corpus(1)):
-        found = runs("dp-sgd", each, tiny_encoder("bert"), None, validation="0", label_names=names)
+        found = runs("dp-sgd", each, tiny_encoder("bert"), None, validation="0", classes=names)
         assert b"rare" in found["settings.toml"]
 
 

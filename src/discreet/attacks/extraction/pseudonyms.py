@@ -16,6 +16,7 @@ from typing import ClassVar
 from discreet.attacks.base import Need, PeopleAttack, Returns
 from discreet.core.errors import UnsupportedError, one_of, whole
 from discreet.core.randomness import Rng
+from discreet.core.rules import OneOf, check_fields, ruled
 from discreet.core.types import Guess, Knowledge, Release, TextRelease
 
 HASHES = ("md5", "sha1", "sha256", "sha512")
@@ -36,7 +37,7 @@ class PseudonymDictionary(PeopleAttack):
     with a public list of first names and surnames.
     """
 
-    scheme: str = "sha256"
+    scheme: str = ruled("sha256", OneOf(SCHEMES))
     digits: int = 16
     dictionary: str = ""
 
@@ -47,7 +48,7 @@ class PseudonymDictionary(PeopleAttack):
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        one_of("scheme", self.scheme, SCHEMES)
+        check_fields(self)
         whole("digits", self.digits, 8, "With fewer digits two names often share a pseudonym.")
 
     def run(self, seen: TextRelease, knows: Knowledge, rng: Rng) -> Guess:

@@ -20,8 +20,9 @@ from discreet.attacks.matching.lbfgs import minimise
 from discreet.attacks.matching.objective import MatchingLoss, Objective
 from discreet.attacks.matching.polish import Polish, reorderings
 from discreet.attacks.matching.problems import Problems, Vocabulary, pick
-from discreet.core.errors import invalid, non_negative, one_of, positive, probability, whole
+from discreet.core.errors import invalid, non_negative, positive, probability, whole
 from discreet.core.randomness import Rng
+from discreet.core.rules import OneOf, check_fields, ruled
 from discreet.core.types import GradientRelease, Guess, Knowledge
 from discreet.models.base import TextModel
 from discreet.models.ngram import NGram, Prior
@@ -348,14 +349,14 @@ class Matching(SearchSettings):
     """
 
     loss: MatchingLoss
-    optimiser: str = "adam"
+    optimiser: str = ruled("adam", OneOf(OPTIMISERS))
     polish: Polish | None = None
     learn_labels: bool = False
 
     def __post_init__(self) -> None:
         """Check the settings."""
         super().__post_init__()
-        one_of("optimiser", self.optimiser, OPTIMISERS)
+        check_fields(self)
 
     def run(self, releases: Sequence[GradientRelease], knows: Knowledge, rng: Rng, attack: str) -> list[Guess]:
         """Return a guess for each release; all of one batch size, attacked together."""

@@ -13,7 +13,8 @@ from discreet.attacks.base import Need
 from discreet.attacks.matching.engine import Matching, MatchingAttack, SearchSettings
 from discreet.attacks.matching.objective import MatchingLoss, MeanCosine, SquaredAndAbsolute, SquaredDistance
 from discreet.attacks.matching.polish import Polish
-from discreet.core.errors import one_of, whole
+from discreet.core.errors import whole
+from discreet.core.rules import OneOf, check_fields, ruled
 
 LOSSES: dict[str, MatchingLoss] = {"cosine": MeanCosine(rows=0.5), "l1+l2": SquaredAndAbsolute()}
 
@@ -48,7 +49,7 @@ class Lamp(SearchSettings, MatchingAttack):
     prior: float = 0.2
     every: int = 30
     proposals: int = 32
-    loss: str = "cosine"
+    loss: str = ruled("cosine", OneOf(tuple(LOSSES)))
     polish: int = 6
     near: int = 3
     cheap: int = 2
@@ -61,7 +62,7 @@ class Lamp(SearchSettings, MatchingAttack):
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        one_of("loss", self.loss, LOSSES)
+        check_fields(self)
         whole("polish", self.polish, 0)
         self.engine()
 

@@ -10,8 +10,9 @@ from scipy.stats import rankdata
 
 from discreet.attacks.base import Need
 from discreet.attacks.membership.signals import Bools, Floats, MembershipAttack, Outputs, References, Signals
-from discreet.core.errors import one_of, positive, probability
+from discreet.core.errors import positive, probability
 from discreet.core.randomness import Rng
+from discreet.core.rules import OneOf, check_fields, ruled
 
 _LEAST_STD = 1e-8  # of a confidence; a constant one would make every difference infinite
 _OWN_VARIANCE = 64  # reference models from which each example has its own variance, as in the paper
@@ -116,11 +117,11 @@ class ReferenceThreshold(MembershipAttack):
     needs: ClassVar[frozenset[Need]] = frozenset({Need.SIGNALS, Need.REFERENCES})
     default_references: ClassVar[int] = 10
 
-    smoothing: str = "logit"
+    smoothing: str = ruled("logit", OneOf(SMOOTHINGS))
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        one_of("smoothing", self.smoothing, SMOOTHINGS)
+        check_fields(self)
 
     def score(self, signals: Signals, rng: Rng) -> Floats:
         """Return how far the target's loss is below the losses of the models without the example."""

@@ -17,8 +17,9 @@ from discreet.attacks.base import Mixing, Need, VectorAttack
 from discreet.attacks.representation.candidates import candidates, released
 from discreet.attacks.representation.index import RANKED, nearest
 from discreet.attacks.representation.unmask import Unmasker
-from discreet.core.errors import one_of, whole
+from discreet.core.errors import whole
 from discreet.core.randomness import Rng
+from discreet.core.rules import OneOf, check_fields, ruled
 from discreet.core.types import Guess, Knowledge, RepresentationRelease
 
 SCORES = ("signed", "absolute", "least-squares")
@@ -41,7 +42,7 @@ class Similarity(VectorAttack):
     weights, and `misfit`, the share of each vector that the mixture does not explain.
     """
 
-    score: str = "signed"
+    score: str = ruled("signed", OneOf(SCORES))
     masked: bool = True
     rounds: int = 12
     shortlist: int = 64
@@ -52,7 +53,7 @@ class Similarity(VectorAttack):
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        one_of("score", self.score, SCORES)
+        check_fields(self)
         whole("rounds", self.rounds)
         whole("shortlist", self.shortlist)
 

@@ -333,7 +333,7 @@ def encoded(scene: Scene, target: Target, corpus: Corpus, rows: Ints, progress: 
         targets: torch.Tensor | None = None
         for name in corpus.split_names:  # by split, as in training, so that vectors in the cache are used
             at = np.flatnonzero(splits == name)
-            part = encode(reader, corpus.take(at), target.cache, target.choices.train.precision, watch)
+            part = encode(reader, corpus.take(at), target.cache, target.choices.training.precision, watch)
             targets = torch.empty(len(corpus), dtype=part.targets.dtype) if targets is None else targets
             vectors[torch.from_numpy(at)], targets[torch.from_numpy(at)] = part.vectors, part.targets.cpu()
         assert targets is not None

@@ -11,8 +11,9 @@ from typing import Any
 
 from discreet.accounting.events import DpEvent
 from discreet.attacks.base import Attack
-from discreet.core.errors import invalid, open_probability, positive, setting, whole
+from discreet.core.errors import invalid, setting, whole
 from discreet.core.guarantee import Caveat, Guarantee
+from discreet.core.rules import OpenProbability, Positive, Whole, check_fields, ruled
 from discreet.core.types import GradientRelease, Leakage
 from discreet.data.samplers import FixedSize, Poisson, Sampler
 
@@ -73,56 +74,42 @@ class AttackRequest:
     attack: Attack
     protect: Any = None
     name: str = ""
-    examples: int = 8
-    batch_size: int = 1
-    max_words: int | None = None
-    first_words: int | None = None
-    seconds: float | None = None
-    delta: float = 1e-5
+    examples: int = ruled(8, Whole(1, "It is the number of texts to attack."))
+    batch_size: int = ruled(1, Whole(1, "It is the number of texts in one release."))
+    max_words: int | None = ruled(None, Whole())
+    first_words: int | None = ruled(None, Whole())
+    seconds: float | None = ruled(
+        None, Positive("It is the time for each batch; leave it out to let the attack finish.")
+    )
+    delta: float = ruled(1e-5, OpenProbability("It applies to the one attacked release; 1e-5 is a common choice."))
     metrics: tuple[str, ...] = DEFAULT_METRICS
     seed: int = 0
     noise_seed: int | None = None
-    candidates: int | None = None
-    draws: int = 20_000
-    steps: int = 1
+    candidates: int | None = ruled(None, Whole(2, "The attacker chooses one of at least two."))
+    draws: int = ruled(20_000, Whole(1, "20000 give an interval of a few parts in a thousand."))
+    steps: int = ruled(1, Whole(1, "It is the number of releases of the same record."))
     updates: Updates | None = None
-    members: int | None = None
-    references: int | None = None
+    members: int | None = ruled(None, Whole(2, "It is the number of members, and of non-members, to ask about."))
+    references: int | None = ruled(None, Whole(2, "Each example needs a model with it and one without it."))
     references_protected: bool = True
     references_from: tuple[Path, ...] = ()
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        whole("batch_size", self.batch_size, 1, "It is the number of texts in one release.")
-        whole("examples", self.examples, 1, "It is the number of texts to attack.")
+        check_fields(self)
         if self.examples % self.batch_size:
             remedy = "Every release has a full batch."
             raise invalid("examples", self.examples, f"a multiple of {setting('batch_size', self.batch_size)}", remedy)
-        if self.max_words is not None:
-            whole("max_words", self.max_words)
-        if self.first_words is not None:
-            whole("first_words", self.first_words)
-            if self.attack.sees is not GradientRelease:
-                remedy = "Other attacks search for complete texts among candidates; leave it out."
-                raise invalid("first_words", self.first_words, "left out except for attacks on a gradient", remedy)
-        if self.seconds is not None:
-            positive("seconds", self.seconds, "It is the time for each batch; leave it out to let the attack finish.")
-        open_probability("delta", self.delta, "It applies to the one attacked release; 1e-5 is a common choice.")
+        if self.first_words is not None and self.attack.sees is not GradientRelease:
+            remedy = "Other attacks search for complete texts among candidates; leave it out."
+            raise invalid("first_words", self.first_words, "left out except for attacks on a gradient", remedy)
         whole("metrics", len(self.metrics), 1, "Name at least one.")
-        if self.candidates is not None:
-            whole("candidates", self.candidates, 2, "The attacker chooses one of at least two.")
-        if self.members is not None:
-            whole("members", self.members, 2, "It is the number of members, and of non-members, to ask about.")
-        if self.references is not None:
-            whole("references", self.references, 2, "Each example needs a model with it and one without it.")
         if self.references_from and self.references is not None:
             rule = f"left out with {setting('references_from')}"
             raise invalid("references", self.references, rule, "The runs are the reference models.")
         if self.references_from and not self.references_protected:
             rule = f"left out with {setting('references_from')}"
             raise invalid("plain_references", True, rule, "The runs have their own protection.")
-        whole("draws", self.draws, 1, "20000 give an interval of a few parts in a thousand.")
-        whole("steps", self.steps, 1, "It is the number of releases of the same record.")
         if self.steps > 1 and self.attack.sees is GradientRelease and not self.attack.identifies:
             remedy = "It reads one gradient; 1-of-n and attacks on vectors read several releases of a record."
             raise invalid("steps", self.steps, f"left out for the attack {self.label}", remedy)

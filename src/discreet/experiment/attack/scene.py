@@ -248,7 +248,7 @@ def _scene_of_run(request: SceneRequest, folder: Path, device: torch.device, pub
     else:
         names = run.model.label_names or None
         source = request.source or settings.data.source
-        corpus = _requested(request, source, task=run.model.label_task, label_names=names)
+        corpus = _requested(request, source, task=run.model.label_task, classes=names)
     origin = f"the model of {folder}"
     target = _target(run, folder, corpus) if own else None
     return Scene.of(corpus, run.model, split=request.split, public=public, origin=origin, run=run, target=target)
@@ -262,7 +262,7 @@ def corpus_of_run(run: Run, **changes: Any) -> Corpus:
     Guarantee: none, this reads private text.
     """
     settings, model = run.settings, run.model
-    source = replace(settings.data, seed=settings.seed, task=model.label_task, label_names=model.label_names or None)
+    source = replace(settings.data, seed=settings.seed, task=model.label_task, classes=model.label_names or None)
     source = replace(source, **changes)
     if source.source == IN_PYTHON:
         raise DataError(

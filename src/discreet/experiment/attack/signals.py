@@ -217,7 +217,9 @@ def reference_outputs(
     """
     parts = tuple(text.subset(one) for one in included)
     references = ReferenceTraining(choices, choices.protect if protected else None, model, text, parts, seed, progress)
-    if text.vectors is not None and can_train_together(model.settings, choices.train, references.protect, model.task):
+    if text.vectors is not None and can_train_together(
+        model.settings, choices.training, references.protect, model.task
+    ):
         return references.heads_at_once(text.vectors, asked)
     return references.one_by_one(asked)
 

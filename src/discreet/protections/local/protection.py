@@ -21,14 +21,11 @@ from discreet.core.errors import (
     Message,
     SettingError,
     invalid,
-    one_of,
-    open_probability,
-    positive,
     setting,
-    whole,
 )
 from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng, digest, weights_digest
+from discreet.core.rules import OneOf, Positive, Whole, check_fields
 from discreet.core.settings import option_field
 from discreet.models.classifier import classifier_of
 from discreet.protections.base import DELTA, Conditions, Place, Position, Protection
@@ -42,6 +39,7 @@ if TYPE_CHECKING:
     from discreet.models.classifier import Classifier
 
 
+_DIMENSION = Whole(LEAST_DIMENSION, "With fewer, a release holds little but the label.")
 POSITIONS = ("sentence", "token")
 PROJECTIONS = ("principal", "labels", "whole")
 _SYNTHETIC = 2000
@@ -68,24 +66,44 @@ class LocalPrivacy(Protection):
     """
 
     epsilon: float | None = option_field(
-        None, "Privacy budget of one unit; all of its training sentences share it.", "Budget"
+        None,
+        "Privacy budget of one unit; all of its training sentences share it.",
+        "Budget",
+        rule=Positive("It is the budget of all sentences of one unit."),
     )
     epsilon_per_message: float | None = option_field(
-        None, "Instead of epsilon: privacy budget of each training sentence; those of one unit add up.", "Budget"
+        None,
+        "Instead of epsilon: privacy budget of each training sentence; those of one unit add up.",
+        "Budget",
+        rule=Positive("It is the budget of each training sentence."),
     )
-    inference_epsilon: float | None = option_field(None, "Privacy budget of each query.", "Budget", "that of training")
+    inference_epsilon: float | None = option_field(
+        None,
+        "Privacy budget of each query.",
+        "Budget",
+        "that of training",
+        rule=Positive("It is the budget of each query."),
+    )
     delta: float | None = field(default=None, metadata=DELTA)
-    mechanism: str = option_field("privunit", "Noise: privunit, vmf or gaussian.", "Method")
+    mechanism: str = option_field("privunit", "Noise: privunit, vmf or gaussian.", "Method", rule=OneOf(MECHANISMS))
     position: str = option_field(
-        "sentence", "What gets noise: the sentence vector, or every token (gaussian only).", "Method"
+        "sentence",
+        "What gets noise: the sentence vector, or every token (gaussian only).",
+        "Method",
+        rule=OneOf(POSITIONS),
     )
-    dimension: int = option_field(32, "Project vectors to this many dimensions in training.", "Method")
+    dimension: int = option_field(32, "Project vectors to this many dimensions in training.", "Method", rule=_DIMENSION)
     query_dimension: int = option_field(
-        8, "Number of coordinates in a query, along axes learned by the head.", "Method"
+        8, "Number of coordinates in a query, along axes learned by the head.", "Method", rule=_DIMENSION
     )
-    clip_norm: float = option_field(1.0, "Vectors are clipped to this norm.", "Method")
+    clip_norm: float = option_field(
+        1.0, "Vectors are clipped to this norm.", "Method", rule=Positive("It bounds the distance between two vectors.")
+    )
     projection: str = option_field(
-        "principal", "principal, labels (uses the labels of the public text), or whole (no projection).", "Method"
+        "principal",
+        "principal, labels (uses the labels of the public text), or whole (no projection).",
+        "Method",
+        rule=OneOf(PROJECTIONS),
     )
     public: str | None = option_field(
         None, "Public data from which the projection is learned.", "Method", "built-in sentences"
@@ -97,11 +115,15 @@ class LocalPrivacy(Protection):
         "once",
         "once (each sentence is sent once), fixed (a batch at each step) or coins (a Poisson batch at each step).",
         "Method",
+        rule=OneOf(SAMPLINGS),
     )
     calibration: str = option_field(
-        "sound", "sound (proven), or paper (as published; then epsilon is an estimate).", "Method"
+        "sound",
+        "sound (proven), or paper (as published; then epsilon is an estimate).",
+        "Method",
+        rule=OneOf(CALIBRATIONS),
     )
-    queries: int = option_field(1000, "Number of queries that the client's ledger allows.", "Budget")
+    queries: int = option_field(1000, "Number of queries that the client's ledger allows.", "Budget", rule=Whole())
     name: ClassVar[str] = "ldp"
     place: ClassVar[Place] = "representation"
     has_sides: ClassVar[bool] = True
@@ -110,16 +132,8 @@ class LocalPrivacy(Protection):
 
     def __post_init__(self) -> None:
         """Reject settings outside their range, and settings that contradict each other."""
+        check_fields(self)
         self._check_budgets()
-        one_of("mechanism", self.mechanism, MECHANISMS)
-        one_of("position", self.position, POSITIONS)
-        one_of("projection", self.projection, PROJECTIONS)
-        one_of("sampling", self.sampling, SAMPLINGS)
-        one_of("calibration", self.calibration, CALIBRATIONS)
-        for name in ("dimension", "query_dimension"):
-            whole(name, getattr(self, name), LEAST_DIMENSION, "With fewer, a release holds little but the label.")
-        positive("clip_norm", self.clip_norm, "It bounds the distance between two vectors.")
-        whole("queries", self.queries)
         if self.projection == "labels" and self.public is None:
             rule = f"principal without {setting('public')}"
             raise invalid("projection", self.projection, rule, "Provide labelled public text.")
@@ -138,18 +152,9 @@ class LocalPrivacy(Protection):
                 f"Expected {setting('epsilon')} or {setting('epsilon_per_message')} for ldp. The first is the budget "
                 "of one unit, the second that of each of its sentences; 8 is a common start."
             )
-        for name, meaning in (
-            ("epsilon", "all sentences of one unit"),
-            ("epsilon_per_message", "each training sentence"),
-            ("inference_epsilon", "each query"),
-        ):
-            if getattr(self, name) is not None:
-                positive(name, getattr(self, name), f"It is the budget of {meaning}.")
         if self.epsilon is not None and self.epsilon_per_message is not None:
             remedy = "Set the budget of a unit or of each of its sentences, not both."
             raise invalid("epsilon_per_message", self.epsilon_per_message, "left out with epsilon", remedy)
-        if self.delta is not None:
-            open_probability("delta", self.delta, "It should be well below 1 / number of sentences.")
         if self.label_epsilon is not None and not 0 < self.label_epsilon < self.budget:
             raise invalid("label_epsilon", self.label_epsilon, f"in (0, {self.budget:g})", "It is a part of epsilon.")
 

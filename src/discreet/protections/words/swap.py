@@ -24,11 +24,12 @@ import torch
 from discreet.core.errors import DataError, SettingError, invalid, one_of, open_probability, positive, setting
 from discreet.core.guarantee import FLOATING_POINT, Adjacency, Caveat, Guarantee, in_digits
 from discreet.core.randomness import NOISE_FORMAT, Rng, digest
+from discreet.core.rules import OneOf, OpenProbability, Positive, check_fields
 from discreet.core.settings import option_field
 from discreet.core.types import TextRelease
 from discreet.data.tables import STDIN, read_lines
 from discreet.mechanisms.word_metric import Rows, choose, nearest_to_noisy
-from discreet.protections.base import DELTA, Conditions, Place, Protection, TextProtection, check_budget
+from discreet.protections.base import DELTA, Conditions, Place, Protection, TextProtection
 from discreet.protections.words.table import WordTable, listed_words
 
 if TYPE_CHECKING:
@@ -285,12 +286,18 @@ class SanText(Protection):
     """Replace every word by the exponential mechanism, once; training reads the rewritten text."""
 
     epsilon_per_word: float | None = option_field(
-        None, "Privacy budget of one word: at 8 nearly every word changes, at 40 about one in five.", "Budget"
+        None,
+        "Privacy budget of one word: at 8 nearly every word changes, at 40 about one in five.",
+        "Budget",
+        rule=Positive("It is the cost of one word; smaller is more noise."),
     )
     delta: float | None = field(default=None, metadata=DELTA)
     keep_marks: bool = option_field(False, "Keep punctuation (. , ; : ! ?) as it is.", "Method")
     unknown: str = option_field(
-        "pieces", "Words outside the vocabulary: pieces (replace their pieces), or refuse (reject the text).", "Method"
+        "pieces",
+        "Words outside the vocabulary: pieces (replace their pieces), or refuse (reject the text).",
+        "Method",
+        rule=OneOf(tuple(UNKNOWN_WORDS)),
     )
     rewrite_queries: bool = option_field(True, "Rewrite held-out text too.", "Method")
     name: ClassVar[str] = SANTEXT
@@ -305,9 +312,7 @@ class SanText(Protection):
                 f"Expected {setting('epsilon_per_word')} for {self.name}. It is the cost of one word: at 8 nearly "
                 "every word changes, at 40 about one in five."
             )
-        positive("epsilon_per_word", self.epsilon_per_word, "It is the cost of one word; smaller is more noise.")
-        check_budget(None, self.delta)
-        one_of("unknown", self.unknown, UNKNOWN_WORDS)
+        check_fields(self)
 
     def resolve(self, conditions: Conditions) -> WordSwap:
         """Return the protection with the vocabulary of the encoder that is trained."""
@@ -339,14 +344,15 @@ class SanTextPlus(SanText):
     """Replace only the words of a list and words outside the vocabulary, by words of the list."""
 
     sensitive: str | None = option_field(None, "File with the sensitive words, one on each line.", "Method")
-    sample_others: float = option_field(0.2, "Probability that a word that is not sensitive is replaced too.", "Method")
+    sample_others: float = option_field(
+        0.2, "Probability that a word that is not sensitive is replaced too.", "Method", rule=OpenProbability()
+    )
     name: ClassVar[str] = SANTEXT_PLUS
     mechanism: ClassVar[str] = SANTEXT_PLUS
 
     def __post_init__(self) -> None:
         """Reject settings outside their range, and a missing list."""
         super().__post_init__()
-        open_probability("sample_others", self.sample_others)
         if self.sensitive is None:
             raise SettingError(
                 f"Expected {setting('sensitive')} for santext+. Set it to a file with one word per line."
