@@ -11,7 +11,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # idle threads that spin sl
 
 import torch
 
-from discreet import DPSGD, Dager, OneOfN
+from discreet import DPSGD
+from discreet.attacks import Dager, OneOfN
 from discreet.experiment import AttackRequest, SceneRequest, attack_once, load_scene
 
 

@@ -38,7 +38,7 @@ def test_the_command_line_trains_under_it_and_a_run_keeps_it(
 
 def test_python_trains_under_it(tiny_encoder: Callable[[str], Path]) -> None:
     texts, labels = [f"a good film {i}" for i in range(40)], [i % 2 for i in range(40)]
-    made = TextClassifier(str(tiny_encoder("bert")), protect=Redact(), part="head", train=TrainSettings(epochs=1))
+    made = TextClassifier(str(tiny_encoder("bert")), protect=Redact(), train="head", training=TrainSettings(epochs=1))
     stated = made.fit(texts, labels).guarantee_
     assert stated is not None and not stated.exists
 

@@ -78,6 +78,11 @@ class Ledger:
     An id identifies one sample of randomness: run, seed and step. Repeating an id means the same noise on the same
     data, as when a seeded step is repeated after a crash. Different noise needs a different id, or `secure=True`.
 
+    Args:
+        path: The file, or None for a ledger in memory; use `Ledger.open`.
+        store: Where its lines are written.
+        tally: What they say.
+
     >>> from discreet.accounting.events import GaussianDpEvent
     >>> with Ledger.open(None, unit="note", adjacency="add/remove") as ledger:
     ...     ledger.spend(GaussianDpEvent(2.0), id="seed 7, step 1").spends
@@ -110,6 +115,12 @@ class Ledger:
 
         Raises LedgerError if an existing ledger has another unit, adjacency or budget, is open elsewhere, or is
         damaged. A torn last line is counted as spent and marked in the file.
+
+        Args:
+            path: The file, or None for a ledger in memory.
+            unit: The word for the privacy unit.
+            adjacency: add/remove, zero-out or replace-one.
+            budget: The most that may be spent; what would exceed it is rejected.
         """
         if not isinstance(unit, str) or not unit.strip():
             raise invalid("unit", unit, "a non-empty word", "Name what is protected: 'note', 'author', 'client'.")

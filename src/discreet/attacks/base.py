@@ -81,6 +81,14 @@ class Attack(ABC):
     A subclass declares what it `sees`, `returns` and `needs`, and the `family` of attacks that it is run and measured
     with. `name` is its name in the catalog, which holds its label and help. `aligned` means one guess for each released
     vector, in the same order. `has_time_limit` means that its field `seconds` limits the search.
+
+    >>> from discreet.core.types import GradientRelease
+    >>> class FirstCandidate(Attack):
+    ...     sees = GradientRelease
+    ...     def run(self, seen, knows, rng):
+    ...         return Guess(tuple(knows.candidates[:1]))
+    >>> FirstCandidate().run(None, Knowledge(candidates=("a guess",)), Rng(0)).texts
+    ('a guess',)
     """
 
     name: ClassVar[str] = ""
@@ -93,7 +101,13 @@ class Attack(ABC):
 
     @abstractmethod
     def run(self, seen: Any, knows: Knowledge, rng: Rng) -> Guess:
-        """Return the guess for a release."""
+        """Return the guess for a release.
+
+        Args:
+            seen: The release.
+            knows: What the attacker knows besides it.
+            rng: The source of the attack's random numbers.
+        """
 
     @property
     def label(self) -> str:

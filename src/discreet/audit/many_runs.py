@@ -66,7 +66,9 @@ class ManyRuns:
     mu: float
 
 
-def many_runs(draw: Draw, *, delta: float, rng: Rng, draws: int = DRAWS, confidence: float = CONFIDENCE) -> ManyRuns:
+def audit_many_runs(
+    draw: Draw, *, delta: float, rng: Rng, draws: int = DRAWS, confidence: float = CONFIDENCE
+) -> ManyRuns:
     """Return a lower bound on the epsilon of a mechanism at delta, from independent draws for two neighbours.
 
     `draws` is the number of draws of each neighbour; half of them choose the test. The bound holds with probability
@@ -74,7 +76,7 @@ def many_runs(draw: Draw, *, delta: float, rng: Rng, draws: int = DRAWS, confide
 
     >>> def noisy(present: bool, count: int, rng: Rng) -> Scores:
     ...     return present + rng.numpy().standard_normal(count)
-    >>> many_runs(noisy, delta=1e-5, rng=Rng(0)).epsilon < 4.378  # the truth
+    >>> audit_many_runs(noisy, delta=1e-5, rng=Rng(0)).epsilon < 4.378  # the truth
     True
     """
     probability("delta", delta)

@@ -68,7 +68,7 @@ class _Bet:
         self.counts = self.counts + counts
 
 
-def sequential(
+def audit_sequentially(
     draw: Draw,
     *,
     epsilon: float,

@@ -12,7 +12,11 @@ from discreet.core.errors import DataError, invalid, whole
 
 
 class Adjacency(enum.StrEnum):
-    """The relation between two neighbouring data sets."""
+    """The relation between two neighbouring data sets.
+
+    >>> Adjacency("zero-out") is Adjacency.ZERO_OUT
+    True
+    """
 
     ADD_REMOVE = "add/remove"
     ZERO_OUT = "zero-out"
@@ -92,7 +96,12 @@ def words_for_size(epsilon: float) -> str:
 
 
 class Caveat(enum.StrEnum):
-    """A reason why a figure is an estimate and not a proven bound; code compares these, never their sentences."""
+    """A reason why a figure is an estimate and not a proven bound; code compares these, never their sentences.
+
+    >>> found = Guarantee(3.0, 1e-5, "note", Adjacency.ZERO_OUT, "pld", caveats=frozenset({Caveat.FIXED_SEED}))
+    >>> found.certified, Caveat.FIXED_SEED in found.caveats
+    (False, True)
+    """
 
     FIXED_SEED = "fixed-seed"
     TRAINED_ENCODER = "trained-encoder"
@@ -156,6 +165,17 @@ _CAVEATS = {
 @dataclass(frozen=True)
 class Guarantee:
     """Epsilon and delta for a unit under an adjacency: a proven upper bound, or an estimate with a reason.
+
+    Args:
+        epsilon: The privacy loss of a unit; infinity means no guarantee.
+        delta: The probability that epsilon does not cover.
+        unit: The word for what is protected, such as patient.
+        adjacency: How two neighbouring data sets differ.
+        accountant: What computed epsilon: pld, rdp, pure or gdp, for example.
+        certified: Whether it is a proven upper bound; otherwise it is an estimate.
+        assumptions: What the proof assumes, in sentences.
+        reason: Why there is no proven bound, as the end of a sentence.
+        caveats: The same as values that code can test; with a caveat the figure is an estimate.
 
     >>> print(Guarantee(3.0, 1e-5, "note", Adjacency.ADD_REMOVE, "pld"))
     Certified: differential privacy with epsilon = 3 and delta = 1e-05 for each note (neighbours: one note is present or

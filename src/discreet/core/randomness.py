@@ -38,6 +38,10 @@ class Rng:
     one source gives different numbers, so noise is never reused by accident. A secure source reads from the operating
     system and is not reproducible; code that needs a reproducible generator rejects it.
 
+    Args:
+        seed: An integer; the same one gives the same numbers. `Rng.secret` has none.
+        path: The names of its forks.
+
     >>> Rng(7).fork("noise").uniform(2) == Rng(7).fork("noise").uniform(2)
     array([ True,  True])
     >>> rng = Rng(7)

@@ -59,9 +59,21 @@ _PER_ROW = ("texts", "labels", "scores", "second", "units", "splits")
 class Corpus:
     """Texts, or pairs of texts, with labels (classification), scores (regression) or neither.
 
-    Every row is in one split. `units` holds the privacy unit of each row (`unit_name` is its name, such as "patient");
-    without it each row is a unit. `remarks` describe how the rows were selected. `names_read` says that the names of
-    the classes were read from the labels, and were not known before: they may then depend on a single unit.
+    Every row is in one split.
+
+    Args:
+        name: What the corpus is called in messages.
+        texts: The texts.
+        labels: The number of the class of each text.
+        scores: Instead of labels: a number for each text.
+        second: The second text of each row, for pairs.
+        label_names: The names of the classes.
+        units: The privacy unit of each row; without it each row is a unit.
+        unit_name: The word for a unit, such as patient.
+        splits: The split of each row; by default all rows are in train.
+        remarks: Sentences that describe how the rows were selected.
+        names_read: Whether the names of the classes were read from the labels, and were not known before: they may then
+            depend on a single unit.
 
     Guarantee: none, this is the private data itself; its repr and its errors never show a text.
 

@@ -81,8 +81,8 @@ def matched_split(corpus: Corpus, model: TextModel, name: str) -> Corpus:
     """Return one split of a corpus; reject a missing split, and a corpus for another task."""
     if not isinstance(model, TextModel):
         raise UnsupportedError(
-            f"Expected model to be a discreet.Classifier or LanguageModel, got {type(model).__name__}. Put a head on "
-            "an encoder with Classifier.build(corpus, encoder=folder, rng=rng)."
+            f"Expected model to be a discreet.models.Classifier or LanguageModel, got {type(model).__name__}. Put a "
+            "head on an encoder with Classifier.build(corpus, encoder=folder, rng=rng)."
         )
     if not isinstance(corpus, Corpus):
         raise DataError(

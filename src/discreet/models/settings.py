@@ -12,6 +12,7 @@ POOLINGS = ("cls", "mean", "last")
 JOINT, SEPARATE = "joint", "separate"  # how pairs of texts are read
 PAIRS = (JOINT, SEPARATE)
 TRAINABLE = ("head", "pooler+head", "lora", "all")
+TRAINED_LAYERS = "head, pooler+head, top-N, lora, lora-N, all"  # of `train`, for people
 RANK = 8  # of adapters where none is asked for
 TEXTHIDE_HIDDEN = (768, 768, 768)
 PRECISIONS = ("auto", "float32", "bf16")
@@ -23,6 +24,22 @@ class ModelSettings:
     """Encoder, pooling, head, and which parts are trained.
 
     `embeddings=False` freezes the word, position and type embeddings; `dropout=None` keeps the encoder's own rate.
+
+    Args:
+        encoder: minilm, bilstm, a folder, or a name on the hub.
+        pooling: Pooling of token states: cls, mean or last.
+        head: linear, mlp or absolute. By default linear; depends on the protection.
+        hidden: Widths of the hidden layers of an mlp head.
+        train: Part to train: head, pooler+head, top-N (the last N blocks), lora (adapters), or all. By default all;
+            with most protections, head.
+        embeddings: Train the embeddings too. By default yes; no with dp-sgd, dir-dp-sgd.
+        pooler: Add a dense layer with tanh before the head.
+        dropout: Dropout rate. By default the encoder's; 0 with dp-sgd, dir-dp-sgd.
+        max_length: Truncate texts to this many tokens.
+        pairs: Read the texts of a pair as one sequence (joint), or as two vectors that the head compares (separate).
+
+    >>> ModelSettings("minilm", train="head").frozen
+    True
     """
 
     encoder: str = field(default="minilm", metadata=option("minilm, bilstm, a folder, or a name on the hub.", "Model"))
@@ -59,9 +76,9 @@ class ModelSettings:
         """Reject invalid settings."""
         one_of("pooling", self.pooling, POOLINGS)
         one_of("pairs", self.pairs, PAIRS)
-        if self.train not in TRAINABLE and not re.fullmatch(r"(top|lora)-[1-9]\d*", self.train):
+        if self.train not in TRAINABLE and not re.fullmatch(r"(top|lora)-[1-9]\d*", str(self.train)):
             remedy = "N is the number of last blocks, or the rank of the adapters."
-            raise invalid("train", self.train, "one of head, pooler+head, top-N, lora, lora-N, all", remedy)
+            raise invalid("train", self.train, f"one of {TRAINED_LAYERS}", remedy)
         if self.train == "pooler+head" and self.pooler is False:
             rule = f"left out or true with {setting('train', 'pooler+head')}"
             raise invalid("pooler", False, rule, "The pooler is the trained part.")
@@ -111,6 +128,27 @@ class TrainSettings:
     """Settings of the training loop; None selects a default that depends on the trained part, protection and size.
 
     `head_rate` multiplies the learning rate of the head and the pooler, which start untrained.
+
+    Args:
+        epochs: Passes over the text. By default 3; 8 for few pairs; 20 for the head; depends on the protection.
+        batch_size: Rows in a batch; with dp-sgd, the expected number of units. By default 32; depends on the
+            protection.
+        learning_rate: Highest learning rate. By default depends on what is trained and on the protection.
+        head_share: Share of the steps that train only the head, before all layers. By default 0; 0.2 with dp-sgd.
+        head_rate: Learning rate of the head, as a multiple of the encoder's. By default 1; 10 for few pairs,
+            unprotected.
+        warmup: Share of the steps in which the learning rate rises.
+        weight_decay: Weight decay of matrices. By default 0.01; 0 with dp-sgd, dir-dp-sgd.
+        optimizer: adamw or sgd.
+        momentum: Momentum of sgd, and the first beta of adamw.
+        averaging: Decay rate of the moving average of the weights, in [0, 1); 0 disables averaging.
+        gradient_norm: Without a protection of gradients, the gradient of a batch is clipped to this norm.
+        accumulate: Read each batch in this many parts, to save memory.
+        patience: Stop after this many epochs without improvement.
+        precision: auto (bf16 on a GPU, else float32), float32 or bf16.
+
+    >>> TrainSettings(epochs=5, batch_size=64).epochs
+    5
     """
 
     epochs: float | None = option_field(

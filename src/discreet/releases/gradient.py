@@ -67,7 +67,7 @@ def protected_release(
     Guarantee: that of one use of the protection, for each unit in the batch, in the release; an estimate unless `rng`
         is secret (`Rng.secret`), as anyone who knows its seed can subtract the noise.
     """
-    from discreet.accounting.interpret import guarantee
+    from discreet.accounting.interpret import guarantee_of
 
     check_protection(protect, "gradient")
     rng = release_rng(rng, model, batch, protect)
@@ -81,7 +81,7 @@ def protected_release(
         noise_std=protect.noise_scale / units,
         lengths=lengths,
         labels=batch.labels,
-        guarantee=guarantee(
+        guarantee=guarantee_of(
             protect.event,
             delta=delta,
             adjacency=adjacency or protect.adjacency,
@@ -143,11 +143,11 @@ def rewritten_release(model: TextModel, batch: Corpus, protect: Any, rng: Rng, *
 
     Guarantee: that of the rewritten texts, in the release.
     """
-    from discreet.accounting.interpret import guarantee
+    from discreet.accounting.interpret import guarantee_of
 
     check_protection(protect, TextRelease.kind)
     seen = open_release(model, protect.rewrite(batch, rng.fork("rewrite")))
-    stated = guarantee(protect.cost(batch), delta=delta, adjacency=protect.adjacency, unit=batch.unit_name)
+    stated = guarantee_of(protect.cost(batch), delta=delta, adjacency=protect.adjacency, unit=batch.unit_name)
     return replace(seen, guarantee=protect.stated(stated.from_seed(rng.is_secret)))
 
 
@@ -163,11 +163,13 @@ def release_rng(rng: Rng, *parts: Any) -> Rng:
 
 def one_release_guarantee(event: Any, protect: Once | Live, corpus: Corpus, rng: Rng, delta: float | None) -> Guarantee:
     """Return the guarantee of a protection of vectors for one release of a corpus alone."""
-    from discreet.accounting.interpret import guarantee
+    from discreet.accounting.interpret import guarantee_of
 
     delta = delta_for(corpus.unit_count) if delta is None else delta
     assumed = (ONE_RELEASE, FLOATING_POINT)
-    stated = guarantee(event, delta=delta, adjacency=Adjacency.REPLACE_ONE, unit=corpus.unit_name, assumptions=assumed)
+    stated = guarantee_of(
+        event, delta=delta, adjacency=Adjacency.REPLACE_ONE, unit=corpus.unit_name, assumptions=assumed
+    )
     return protect.stated(stated.from_seed(rng.is_secret))
 
 

@@ -131,12 +131,12 @@ def epsilon_by_adjacency(
     """
     if protect is None or not protect.samples_units:
         return stated_epsilon(stated)
-    from discreet.accounting.interpret import guarantee
+    from discreet.accounting.interpret import guarantee_of
 
     columns: dict[str, float | None] = dict.fromkeys(adjacency.value for adjacency in Adjacency)
     for adjacency in set(Adjacency) - {Adjacency.ADD_REMOVE}:
         with suppress(UnsupportedError):
-            result = guarantee(
+            result = guarantee_of(
                 protect.event if event is None else event, delta=delta, adjacency=adjacency, unit="record"
             )
             columns[adjacency.value] = result.epsilon if result.exists else None

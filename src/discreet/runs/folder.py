@@ -512,7 +512,16 @@ def read_metrics(folder: Path) -> dict[str, Any]:
 def load_run(folder: Path, device: torch.device | str = "cpu") -> Run:
     """Return a finished run from its folder; one whose files were edited is rejected.
 
+    Args:
+        folder: The folder of the run.
+        device: Where to put the model.
+
     Guarantee: that of the run, unchanged; reading is post-processing.
+
+    ```python
+    run = load_run(Path("runs/notes"))
+    run.model, run.guarantee
+    ```
     """
     if not (folder / "settings.toml").exists():
         unfinished = folder.with_name(folder.name + UNFINISHED)

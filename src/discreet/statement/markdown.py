@@ -8,7 +8,7 @@ from typing import Any
 from discreet.core.guarantee import in_digits
 
 
-def markdown(statement: Mapping[str, Any]) -> str:
+def markdown_of(statement: Mapping[str, Any]) -> str:
     """Return a statement as Markdown."""
     sections = (
         ("Privacy parameters", _parameters),

@@ -70,7 +70,7 @@ _NEIGHBOURS = {
 }
 
 
-def statement(
+def statement_of(
     facts: Facts,
     *,
     groups: Mapping[str, Any] | None = None,

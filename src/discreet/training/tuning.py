@@ -48,7 +48,7 @@ from discreet.runs.checkpoint import copy_weights, restore_weights
 from discreet.runs.folder import BEST, SEARCH, TRIAL
 from discreet.runs.people import Entry
 from discreet.training.account import Account, of_gradients
-from discreet.training.evaluate import predict, token_totals
+from discreet.training.evaluation import predict, token_totals
 from discreet.training.loop import Job, ready_ledger, ready_secret, train
 from discreet.training.plan import PrivatePlan
 from discreet.training.steps import encoding_watch
@@ -166,7 +166,7 @@ class SearchPlan:
         *,
         protect: Protection,
         trials: float | None = None,
-        train: TrainSettings | None = None,
+        training: TrainSettings | None = None,
         public: Corpus | None = None,
         population: int | None = None,
         seed: int = 0,
@@ -175,23 +175,23 @@ class SearchPlan:
     ) -> SearchPlan:
         """Return the plan of a search over a grid of settings, such as {"learning_rate": [0.01, 0.1]}.
 
-        `protect` has the budget of the whole search, and settings that are not tried; `train` has those of the
-        training. `trials` is the mean of the random number of trials, by default that of candidates, at most 10.
+        `protect` has the budget of the whole search, and settings that are not tried; `training` has those of the
+        training run. `trials` is the mean of the random number of trials, by default that of candidates, at most 10.
         `public` is labelled text that needs no protection: trials are then scored on it, at no cost.
 
         Guarantee: the search and its winner spend at most the epsilon of `protect` for each unit.
         """
         total = _checked(protect)
-        if train is not None and train.patience is not None:
+        if training is not None and training.patience is not None:
             remedy = "Early stopping reads held-out rows; try several numbers of epochs instead."
-            raise invalid("patience", train.patience, "left out of a private search", remedy)
+            raise invalid("patience", training.patience, "left out of a private search", remedy)
         candidates = candidates_of(grid)
         mean = float(min(len(candidates), _MOST_BY_DEFAULT)) if trials is None else trials
         choices = []
         for candidate in ({}, *candidates):
             chosen = {name: value for name, value in candidate.items() if name in OF_TRAINING}
             own = {name: value for name, value in candidate.items() if name in OF_PROTECTION}
-            settings = parse(TrainSettings, {**vars(train or TrainSettings()), **chosen}, "try")
+            settings = parse(TrainSettings, {**vars(training or TrainSettings()), **chosen}, "try")
             table = {**vars(total), "epsilon": None, "noise_multiplier": 1.0, **own}
             choices.append((settings, parse(DPSGD, table, "try")))
         first, *plans = PrivatePlan.candidates(
@@ -285,7 +285,7 @@ def tune(
     with ExitStack() as opened:
         secret = ready_secret(plan, secret, job.workspace)
         planned = {event_to_json(search.event): 1}
-        ledger = ready_ledger(plan, ledger, secret, job.workspace, opened, split, "discreet.tune", planned)
+        ledger = ready_ledger(plan, ledger, secret, job.workspace, opened, split, "discreet.training.tune", planned)
         rows = job.encoded
         if rows is None:
             rows = ready(model, split, job.cache, plan.settings.precision, encoding_watch(job.watch))
