@@ -76,7 +76,14 @@ ACCOUNTANTS = ("pld", "rdp", "gdp")
 def epsilon(
     event: DpEvent, delta: float, adjacency: Adjacency | str = Adjacency.ADD_REMOVE, accountant: str = "pld"
 ) -> float:
-    """Return epsilon at delta: an upper bound for pld and rdp, possibly an estimate for gdp; infinity if unbounded."""
+    """Return epsilon at delta: an upper bound for pld and rdp, possibly an estimate for gdp; infinity if unbounded.
+
+    Args:
+        event: The event.
+        delta: The delta at which epsilon is asked for.
+        adjacency: add/remove, zero-out or replace-one.
+        accountant: pld, rdp or gdp; the last may be an estimate.
+    """
     return _named_epsilon(event, delta, _checked(adjacency, accountant), accountant)[0]
 
 
@@ -125,6 +132,12 @@ def delta(
     event: DpEvent, epsilon: float, adjacency: Adjacency | str = Adjacency.ADD_REMOVE, accountant: str = "pld"
 ) -> float:
     """Return delta at epsilon: an upper bound for pld and rdp, possibly an estimate for gdp; 1 without a guarantee.
+
+    Args:
+        event: The event.
+        epsilon: The epsilon at which delta is asked for.
+        adjacency: add/remove, zero-out or replace-one.
+        accountant: pld, rdp or gdp; the last may be an estimate.
 
     >>> from discreet.accounting.events import GaussianDpEvent
     >>> round(delta(GaussianDpEvent(1.0), 1.0), 6)

@@ -140,17 +140,30 @@ class Attack(ABC):
         return False
 
     def craft(self, model: TextModel, rng: Rng) -> TextModel:
-        """Return the model that clients receive: the public one, or a copy with crafted weights."""
+        """Return the model that clients receive: the public one, or a copy with crafted weights.
+
+        Args:
+            model: The public model.
+            rng: The source of the attack's random numbers.
+        """
         return model
 
     def within(self, seconds: float | None) -> Self:
-        """Return the attack with a time limit on each search, if it supports one."""
+        """Return the attack with a time limit on each search, if it supports one.
+
+        Args:
+            seconds: The limit; None is no limit.
+        """
         if seconds is None or not self.has_time_limit:
             return self
         return dataclasses.replace(self, seconds=seconds)  # type: ignore[type-var]
 
     def informed(self, mixing: Mixing) -> Self:
-        """Return the attack with the public settings of the protection that it uses."""
+        """Return the attack with the public settings of the protection that it uses.
+
+        Args:
+            mixing: The public settings of a protection that mixes vectors.
+        """
         return self
 
 

@@ -71,8 +71,14 @@ def audit_many_runs(
 ) -> ManyRuns:
     """Return a lower bound on the epsilon of a mechanism at delta, from independent draws for two neighbours.
 
-    `draws` is the number of draws of each neighbour; half of them choose the test. The bound holds with probability
-    `confidence` for any mechanism whose draws are independent.
+    The bound holds with probability `confidence` for any mechanism whose draws are independent.
+
+    Args:
+        draw: Takes the neighbour (True or False), a number of draws and an `Rng`, and returns so many outcomes.
+        delta: The delta of the claim.
+        rng: The source of the random numbers.
+        draws: The number of draws of each neighbour; half of them choose the test.
+        confidence: The probability that the bound holds.
 
     >>> def noisy(present: bool, count: int, rng: Rng) -> Scores:
     ...     return present + rng.numpy().standard_normal(count)

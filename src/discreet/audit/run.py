@@ -90,6 +90,11 @@ def audit_run(folder: Path, *, confidence: float = CONFIDENCE, device: torch.dev
     The number of guesses is a function of the certificate and of the number of canaries alone, so it was fixed before
     any score was seen.
 
+    Args:
+        folder: The folder of the run.
+        confidence: The probability that the bound holds.
+        device: Where to put the model.
+
     Guarantee: that of the run; an audit is post-processing.
     """
     open_probability("confidence", confidence)

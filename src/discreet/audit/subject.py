@@ -138,6 +138,14 @@ def audit(
     """Audit a subject by many runs, and by one run with independent canaries beside it.
 
     The lower bound is that of the many runs: it holds with probability `confidence` whatever the mechanism is.
+
+    Args:
+        subject: The draws for two neighbours, and what is claimed about them.
+        delta: The delta of the claim.
+        rng: The source of the random numbers.
+        draws: The number of draws of each neighbour for the many-run audit.
+        canaries: The number of canaries of the one-run audit.
+        confidence: The probability that the bound holds.
     """
     runs = audit_many_runs(subject.draw, delta=delta, rng=rng.fork("many"), draws=draws, confidence=confidence)
     single = audit_one_run(subject, delta=delta, rng=rng.fork("one"), canaries=canaries, confidence=confidence)
@@ -149,7 +157,15 @@ def audit(
 def audit_one_run(
     subject: Subject, *, delta: float, rng: Rng, canaries: int = CANARIES, confidence: float = CONFIDENCE
 ) -> OneRun:
-    """Audit a subject in one run: each canary is the record or its neighbour, by a coin; count the right guesses."""
+    """Audit a subject in one run: each canary is the record or its neighbour, by a coin; count the right guesses.
+
+    Args:
+        subject: The draws for two neighbours, and what is claimed about them.
+        delta: The delta of the claim.
+        rng: The source of the random numbers.
+        canaries: The number of canaries of the one-run audit.
+        confidence: The probability that the bound holds.
+    """
     open_probability("delta", delta)
     whole("canaries", canaries, 2)
     declared = trade_off_of(subject.event, subject.adjacency)

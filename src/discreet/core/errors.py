@@ -139,7 +139,11 @@ class DiscreetError(Exception):
         return self.message.settings
 
     def worded(self, spelling: Spelling) -> str:
-        """Return the message with its settings in another spelling."""
+        """Return the message with its settings in another spelling.
+
+        Args:
+            spelling: From the name and value of a setting to its words; None leaves it as it is in Python.
+        """
         return _shortened(self.message.worded(spelling))
 
 

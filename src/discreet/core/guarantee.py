@@ -211,6 +211,9 @@ class Guarantee:
         """Return the same figure as an estimate, with the sentences of the new caveats added to its reason.
 
         Without a guarantee the reason is unchanged, because there is no figure to qualify.
+
+        Args:
+            caveats: The caveats to add.
         """
         added = frozenset(caveats) - self.caveats
         if not added:
@@ -221,7 +224,11 @@ class Guarantee:
         return replace(self, certified=False, reason="; ".join(reasons), caveats=self.caveats | added)
 
     def without_caveat(self, caveat: Caveat) -> Guarantee:
-        """Return the guarantee without a caveat: certified if it was the only one, else an estimate for the others."""
+        """Return the guarantee without a caveat: certified if it was the only one, else an estimate for the others.
+
+        Args:
+            caveat: The caveat to remove.
+        """
         if caveat not in self.caveats or not self.exists:
             return self
         others, sentence = self.caveats - {caveat}, caveat.sentence
@@ -240,7 +247,11 @@ class Guarantee:
         return "\n".join(textwrap.wrap(self.sentence(), width=120))
 
     def sentence(self, *, assumptions: bool = True) -> str:
-        """Return the guarantee as one line of text, with or without its assumptions."""
+        """Return the guarantee as one line of text, with or without its assumptions.
+
+        Args:
+            assumptions: Whether they are stated.
+        """
         if not self.exists:
             because = f": {self.reason}" if self.reason else ""
             return f"No guarantee for any {self.unit}{because}."
@@ -258,12 +269,20 @@ class Guarantee:
         return text
 
     def from_seed(self, is_secret: bool) -> Guarantee:
-        """Return the guarantee if its noise comes from a secret seed, and an estimate if the seed is fixed."""
+        """Return the guarantee if its noise comes from a secret seed, and an estimate if the seed is fixed.
+
+        Args:
+            is_secret: Whether nobody else knows the seed.
+        """
         return self if is_secret or not self.exists else self.with_caveats({Caveat.FIXED_SEED})
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Guarantee:
-        """Return a guarantee from the plain values of `as_dict`; values that lack one of them are rejected."""
+        """Return a guarantee from the plain values of `as_dict`; values that lack one of them are rejected.
+
+        Args:
+            values: What `as_dict` returned.
+        """
         missing = [field.name for field in fields(cls) if field.name not in values]
         if missing:
             raise DataError(f"Expected {', '.join(missing)} in a stored guarantee, got none. Restore its file.")

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from discreet.data.corpus import dirichlet_clients as dirichlet_clients
     from discreet.data.corpus import equal_clients as equal_clients
     from discreet.data.corpus import without_overlap as without_overlap
-    from discreet.data.people_columns import column_of_people as column_of_people
     from discreet.data.samplers import CyclicPoisson as CyclicPoisson
     from discreet.data.samplers import FixedSize as FixedSize
     from discreet.data.samplers import Poisson as Poisson
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 _NAMES = {
     "discreet.data.canaries": ("Canary", "Planting", "plant_secrets"),
     "discreet.data.corpus": ("Corpus", "clients_by_unit", "dirichlet_clients", "equal_clients", "without_overlap"),
-    "discreet.data.people_columns": ("column_of_people",),
     "discreet.data.samplers": (
         "CyclicPoisson",
         "FixedSize",

@@ -187,7 +187,11 @@ class TextSource:
         return self.source in CORPORA
 
     def task_of(self, corpus: Corpus) -> Task:
-        """Return what a model of this text is asked; that of text whose labels are left out is a language model."""
+        """Return what a model of this text is asked; that of text whose labels are left out is a language model.
+
+        Args:
+            corpus: The text of this source.
+        """
         return Task.LM if self.task == "unlabelled" else corpus.task
 
     def load(self, adjacency: Adjacency | str = Adjacency.ZERO_OUT) -> Corpus:

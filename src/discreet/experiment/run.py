@@ -320,7 +320,12 @@ class TrainedRun:
 
 
 def load_corpus(data: TextSource, population: int | None = None) -> Corpus:
-    """Return the corpus of a run; with a population, its rows are selected for add/remove adjacency."""
+    """Return the corpus of a run; with a population, its rows are selected for add/remove adjacency.
+
+    Args:
+        data: Where the text comes from.
+        population: A public number of units, if the guarantee is add/remove.
+    """
     return data.load(Adjacency.ZERO_OUT if population is None else Adjacency.ADD_REMOVE)
 
 
@@ -331,7 +336,15 @@ def choose_model(
     corpus: Corpus,
     population: int | None = None,
 ) -> ModelSettings:
-    """Return the settings of the model for a text, with the defaults of its task and protection for the others."""
+    """Return the settings of the model for a text, with the defaults of its task and protection for the others.
+
+    Args:
+        chosen: Settings of the model that were chosen, by name.
+        protect: The protection of the training.
+        data: Where the text comes from.
+        corpus: The text.
+        population: A public number of units in place of the actual one.
+    """
     units = population or (corpus.split("train").unit_count if "train" in corpus.split_names else 1)
     return model_settings(chosen, protect, units, data.task_of(corpus), pairs=corpus.is_pairs)
 

@@ -108,6 +108,11 @@ def _units(corpus: Corpus) -> tuple[str, ...]:
 def federate(settings: Federation, out: Path, options: FederateOptions | None = None) -> dict[str, Any]:
     """Train a model on the text of several clients, and write a run folder; return what `federate --json` prints.
 
+    Args:
+        settings: The settings of the federation.
+        out: A new folder for the run.
+        options: Options that do not change the model.
+
     Guarantee: that of the clients' protections for their own units, in the result; none without a protection.
     """
     start, options = time.monotonic(), options or FederateOptions()

@@ -213,7 +213,11 @@ class TrainSettings:
         one_of("precision", self.precision, PRECISIONS)
 
     def completed(self, defaults: TrainDefaults) -> TrainSettings:
-        """Return the settings with defaults for those that are None."""
+        """Return the settings with defaults for those that are None.
+
+        Args:
+            defaults: The defaults for the settings that are None.
+        """
         names = ("epochs", "batch_size", "learning_rate", "weight_decay", "head_share", "head_rate")
         return replace(self, **{n: getattr(defaults, n) for n in names if getattr(self, n) is None})
 
@@ -231,6 +235,11 @@ class TrainSettings:
 
     def rate_at(self, step: int, total: int, peak: float) -> float:
         """Return the learning rate of a step: a linear rise over the warm-up, then a linear fall to zero.
+
+        Args:
+            step: The step, from 0.
+            total: The number of steps.
+            peak: The highest learning rate.
 
         >>> [round(TrainSettings(warmup=0.5).rate_at(s, 4, 1.0), 2) for s in range(4)]
         [0.5, 1.0, 1.0, 0.5]

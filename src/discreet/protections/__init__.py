@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from discreet.protections.base import Protection as Protection
     from discreet.protections.base import RepresentationProtection as RepresentationProtection
     from discreet.protections.base import TextProtection as TextProtection
-    from discreet.protections.base import user_fields as user_fields
     from discreet.protections.dir_dp_sgd import DirDPSGD as DirDPSGD
     from discreet.protections.dp_sgd import DPSGD as DPSGD
     from discreet.protections.instance_encoding import InstanceEncoding as InstanceEncoding
@@ -34,7 +33,6 @@ _NAMES = {
         "Protection",
         "RepresentationProtection",
         "TextProtection",
-        "user_fields",
     ),
     "discreet.protections.dir_dp_sgd": ("DirDPSGD",),
     "discreet.protections.dp_sgd": ("DPSGD",),

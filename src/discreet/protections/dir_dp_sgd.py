@@ -142,7 +142,13 @@ class DirDPSGD(GradientProtection):
 
     @classmethod
     def for_model(cls, model: nn.Module, kappa: float, partition: Sequence[Sequence[str]] | None = None) -> DirDPSGD:
-        """Return the protection of a model's trainable parameters, as one block or partitioned by name."""
+        """Return the protection of a model's trainable parameters, as one block or partitioned by name.
+
+        Args:
+            model: The model.
+            kappa: The concentration of the directions.
+            partition: The names of the parameters of each block; by default one block.
+        """
         sizes = {name: p.numel() for name, p in model.named_parameters() if p.requires_grad}
         groups = [list(sizes)] if partition is None else [list(names) for names in partition]
         named = [name for names in groups for name in names]

@@ -342,6 +342,15 @@ class DPSGD(GradientProtection):
         """Return the protection with the least noise that keeps the whole training within epsilon at delta.
 
         It keeps the budget, so that a training run with more steps or larger batches stops there.
+
+        Args:
+            epsilon: The budget of the whole training.
+            delta: Its delta.
+            sampling_rate: The expected size of a batch over the number of units.
+            steps: The number of steps.
+            clip_norm: Gradients of a unit are clipped to this norm.
+            clipping: flat, per-layer or automatic.
+            adjacency: zero-out, add/remove or replace-one.
         """
         from discreet.accounting.calibrate import least_noise
 

@@ -38,6 +38,10 @@ ONE_RELEASE = "this one release alone, of vectors whose encoder is public or cou
 def open_release(model: TextModel, batch: Corpus) -> GradientRelease:
     """Return the mean gradient of a batch as an unprotected client would send it.
 
+    Args:
+        model: The model.
+        batch: The rows of the batch.
+
     Guarantee: none, a gradient reveals its text.
     """
     sums, lengths = _gradient_sums(model, batch, None, Rng(0))
@@ -63,6 +67,14 @@ def protected_release(
 
     The receiver is assumed to know the batch, so sampling does not amplify privacy. The rows of one unit count as one
     example.
+
+    Args:
+        model: The model.
+        batch: The rows of the batch.
+        protect: The resolved protection.
+        rng: The source of the noise; one with a fixed seed makes the guarantee an estimate.
+        delta: Delta of the guarantee of this release.
+        adjacency: That of the guarantee; by default the protection's own.
 
     Guarantee: that of one use of the protection, for each unit in the batch, in the release; an estimate unless `rng`
         is secret (`Rng.secret`), as anyone who knows its seed can subtract the noise.
@@ -104,6 +116,14 @@ def hidden_release(
 
     The receiver is assumed to know the batch, so sampling does not amplify privacy.
 
+    Args:
+        model: The model.
+        batch: The rows of the batch.
+        protect: The resolved protection.
+        rng: The source of the noise; one with a fixed seed makes the guarantee an estimate.
+        public: Public text that the protection mixes in.
+        delta: Delta of the guarantee of this release.
+
     Guarantee: that of the protected vectors if only the head has a gradient; none with a gradient of the encoder, which
         depends on the tokens, and none for TextHide.
     """
@@ -140,6 +160,13 @@ def hidden_release(
 
 def rewritten_release(model: TextModel, batch: Corpus, protect: Any, rng: Rng, *, delta: float) -> GradientRelease:
     """Return the gradient of a batch whose texts are rewritten first; the gradient is post-processing.
+
+    Args:
+        model: The model.
+        batch: The rows of the batch.
+        protect: The resolved protection.
+        rng: The source of the noise; one with a fixed seed makes the guarantee an estimate.
+        delta: Delta of the guarantee of this release.
 
     Guarantee: that of the rewritten texts, in the release.
     """

@@ -57,6 +57,16 @@ def release_of(
 
     `public` is text that some protections mix rows with.
 
+    Args:
+        sees: The kind of release.
+        protect: The resolved protection, or None.
+        model: The model.
+        batch: The rows of the batch.
+        noise: The source of the noise.
+        delta: Delta of the guarantee of this release.
+        steps: The number of releases of the same rows.
+        public: Text that some protections mix rows with.
+
     Guarantee: that of the protection for this one release, in the release; none without a protection.
     """
     if sees is RepresentationRelease:

@@ -70,6 +70,9 @@ class Written:
 def write_report(folder: Path) -> Written:
     """Write report.html, report.md and model_card.md into a sweep's folder, and return where they are.
 
+    Args:
+        folder: The folder of a study.
+
     Guarantee: none; the page shows private texts and what was read of them. Keep it as private as the corpus.
     """
     result = read_result(folder)

@@ -9,7 +9,11 @@ from discreet.core.guarantee import in_digits
 
 
 def markdown_of(statement: Mapping[str, Any]) -> str:
-    """Return a statement as Markdown."""
+    """Return a statement as Markdown.
+
+    Args:
+        statement: What `statement_of` returned.
+    """
     sections = (
         ("Privacy parameters", _parameters),
         ("Unit of privacy", _unit),

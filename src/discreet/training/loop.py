@@ -273,6 +273,14 @@ def train(
     Called again with the same arguments and workspace, a stopped training run resumes, and ends with the same weights
     as an uninterrupted one.
 
+    Args:
+        model: The model, with its first weights.
+        corpus: The text; its train split is trained on.
+        plan: Settings, protection, batches and noise; by default a plan without a protection.
+        ledger: An open ledger that every step is counted in; by default one in the workspace of the job, or in memory.
+        secret: The source of batches and noise; by default that of the plan.
+        job: Where checkpoints go, what is told to whom, and when to stop.
+
     Guarantee: that of the protection over all steps, for the units of the train split, in the result; none without one.
     """
     plan, job = plan or TrainingPlan.make(model, corpus), job or Job()

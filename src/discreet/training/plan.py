@@ -407,7 +407,7 @@ class TrainingPlan:
         """Return the plan of the training on public text, without noise, that comes before this one."""
         epochs = None if model.settings.frozen else min(3.0, max(1.0, PUBLIC_ROWS / len(public)))
         settings = TrainSettings(epochs=epochs, batch_size=64, precision=self.settings.precision)
-        return self.make(model, public, train=settings, seed=self.seed)
+        return self.make(model, public, training=settings, seed=self.seed)
 
     def check(self, split: Corpus) -> None:
         """Reject a corpus that the plan was not made for."""

@@ -175,9 +175,19 @@ class SearchPlan:
     ) -> SearchPlan:
         """Return the plan of a search over a grid of settings, such as {"learning_rate": [0.01, 0.1]}.
 
-        `protect` has the budget of the whole search, and settings that are not tried; `training` has those of the
-        training run. `trials` is the mean of the random number of trials, by default that of candidates, at most 10.
-        `public` is labelled text that needs no protection: trials are then scored on it, at no cost.
+        Args:
+            model: The model, with its first weights.
+            corpus: The text; its train split is trained on.
+            grid: The values of each setting that is tried.
+            protect: The budget of the whole search, and settings of the protection that are not tried.
+            trials: The mean of the random number of trials; by default the number of candidates, at most 10.
+            training: Settings of the training that are not tried.
+            public: Labelled text that needs no protection: trials are then scored on it, at no cost; otherwise on the
+                training rows, with noise.
+            population: A public number of units in place of the actual one.
+            seed: Seed of everything that is not noise.
+            noise_seed: Makes batches and noise repeatable, and the guarantee an estimate.
+            max_per_unit: The largest number of rows of one unit, chosen without looking at the corpus.
 
         Guarantee: the search and its winner spend at most the epsilon of `protect` for each unit.
         """
@@ -276,6 +286,14 @@ def tune(
     (`people_totals`, `discreet ledger`), before the first trial. The number of trials, the candidates
     and all noise come from `secret`: called again with the same arguments and workspace, a stopped search resumes with
     the same trials, and is counted once. Only the winner may be released: progress shows the others to the data holder.
+
+    Args:
+        model: The model, with its first weights.
+        corpus: The text; its train split is trained on.
+        search: The plan of the search.
+        ledger: An open ledger that every step is counted in; by default one in the workspace of the job, or in memory.
+        secret: The source of batches and noise; by default that of the plan.
+        job: Where checkpoints go, what is told to whom, and when to stop.
 
     Guarantee: that of the event of the search, for the units of the train split, in the result.
     """
