@@ -24,12 +24,11 @@ import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from discreet import DPSGD, Corpus, Rng, TextSource, TrainSettings
-from discreet.core.errors import ExtraError
+from discreet.core import ExtraError
 from discreet.data.batches import tokens_for
+from discreet.models import LanguageModel
 from discreet.models.encoder import quiet
-from discreet.models.language_model import LanguageModel
-from discreet.training import TrainingPlan, train
-from discreet.training.evaluation import assess
+from discreet.training import TrainingPlan, assess, train
 from discreet.training.plan import model_settings
 
 VOCABULARY, WIDTH, LAYERS, LENGTH = 800, 96, 2, 96

@@ -79,11 +79,19 @@ def interrupt(control: Any, model: nn.Module, state: Any) -> None:
 
 @door("PrivateTrainer", "unit", CERTIFIED)
 def test_without_a_unit_each_row_is_protected_and_the_column_of_people_is_named(tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match="'patient_id'.*a guarantee would be for each row"):
+    with pytest.warns(
+        UserWarning, match=r"'patient_id'.*a guarantee would be for each row.*groups='patient_id'.*groups='row'"
+    ):
         trained = trainer(tmp_path, groups=None)
     trained.train()
     assert trained.guarantee.unit == "row" and trained.guarantee.certified
     assert trained.guarantee.epsilon == pytest.approx(cost(units=ROWS)) and cost(units=ROWS) < cost()
+
+
+def test_the_word_for_a_unit_is_that_of_the_column_or_ones_own(tmp_path: Path) -> None:
+    own = trainer(tmp_path, unit="subject")
+    own.train()
+    assert own.guarantee.unit == "subject" and own.guarantee.epsilon == pytest.approx(cost())
 
 
 @door("PrivateTrainer", "unit", CERTIFIED)

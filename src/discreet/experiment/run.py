@@ -351,7 +351,7 @@ def choose_model(
 
 def train_once(
     request: RunRequest,
-    out: Path | None = None,
+    out: Path | str | None = None,
     *,
     corpus: Corpus | None = None,
     model: TextModel | None = None,
@@ -373,11 +373,12 @@ def train_once(
 
     ```python
     request = RunRequest(TextSource("notes"), ModelSettings(train="head"), TrainSettings(), DPSGD(epsilon=3))
-    run = train_once(request, Path("runs/notes"))
+    run = train_once(request, "runs/notes")
     print(run.utility, run.guarantee)
     ```
     """
     start, options = time.monotonic(), options or RunOptions()
+    out = None if out is None else Path(out)
     say, released = options.say, options.released
     if out is not None and not released:
         remedy = "A run folder is for release, and its training is checked and recorded as such."
