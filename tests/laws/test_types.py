@@ -1,4 +1,4 @@
-"""What tools see of the package: a type checker finds mistakes in programs that use it, an editor completes its names."""
+"""What tools see of the package: a type checker finds mistakes in programs, an editor completes names."""
 
 import os
 import re
