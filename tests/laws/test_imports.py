@@ -103,6 +103,16 @@ def test_importing_the_package_leaves_the_heavy_libraries_alone() -> None:
     assert heavy.split() == []
 
 
+def test_the_front_doors_load_nothing_before_a_name_is_used() -> None:
+    alone = run("import sys, discreet\nprint(*sorted(name for name in sys.modules if name.startswith('discreet')))")
+    assert alone.split() == ["discreet", "discreet.core", "discreet.core.lazy"]
+    every = run(
+        "import sys, discreet\nfor name in discreet._PACKAGES: dir(getattr(discreet, name))\n"
+        "print(*{'torch','transformers','dp_accounting','sklearn','scipy','pandas','pyarrow'} & set(sys.modules))"
+    )
+    assert every.split() == []
+
+
 def test_a_report_never_loads_torch() -> None:
     folder = SOURCE.parents[1] / "benchmarks" / "golden" / "kept" / "studies" / "golden"
     code = (
