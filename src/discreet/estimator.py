@@ -53,7 +53,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             a record on this machine.
         budget: The largest total epsilon of a unit over all its runs; a `fit` that would exceed it is rejected.
         noise_seed: Makes batches and noise repeatable, and the guarantee an estimate.
-        seed: Seed of the first weights and of the splits; it never decides the noise.
+        seed: Seed of the first weights and of everything else that is not noise.
 
     Guarantee: that of the protection for each group (or each row), in `guarantee_`; predictions are post-processing.
 

@@ -128,7 +128,7 @@ def most_named(epsilon: float, delta: float, candidates: int) -> float:
     to at most 1. Epsilon and delta bound how much larger the probability of naming the true one can be.
 
     Args:
-        epsilon: The budget.
+        epsilon: The epsilon of the release.
         delta: Its delta.
         candidates: The number of equally likely candidates.
 

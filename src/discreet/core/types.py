@@ -95,7 +95,7 @@ class Guess:
 
     Args:
         texts: What the attack read.
-        scores: A score for each row or text, larger for those it calls members.
+        scores: A score for each row or text, such as how likely it was a member.
         indices: The number of the candidate that it chose, for each row.
         details: Further values, such as its confidence.
 

@@ -624,7 +624,7 @@ def equal_clients(
         corpus: The text.
         clients: The number of clients.
         seed: Seed of the assignment.
-        adjacency: That of the guarantee: under add/remove a unit's client does not depend on other units.
+        adjacency: That of the guarantees of the clients.
     """
     _check_clients(clients, len(corpus), "rows")
     check_exact("equal clients", clients, corpus, adjacency, "use clients_by_unit")
@@ -643,7 +643,7 @@ def clients_by_unit(
         corpus: The text.
         clients: The number of clients.
         seed: Seed of the assignment.
-        adjacency: That of the guarantee: under add/remove a unit's client does not depend on other units.
+        adjacency: That of the guarantees of the clients.
     """
     _check_clients(clients, corpus.unit_count, "units")
     at = (uniform(corpus, Purpose.CLIENTS, seed, adjacency) * clients).astype(np.int64)
@@ -670,7 +670,7 @@ def dirichlet_clients(
         concentration: How alike the clients' classes are: large is alike, small is one class each.
         seed: Seed of the assignment.
         least: The least number of rows of a client.
-        adjacency: That of the guarantee: under add/remove a unit's client does not depend on other units.
+        adjacency: That of the guarantees of the clients.
 
     Paper: Hsu et al. 2019, Measuring the Effects of Non-Identical Data Distribution for Federated Visual
     Classification.

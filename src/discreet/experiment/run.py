@@ -131,7 +131,7 @@ class RunOptions:
         watch: Called with the progress of the training.
         say: Called with each remark and warning, a sentence.
         say_again: Called with what the same people spent before; by default it is `say`.
-        should_stop: Called before each step; if it returns True, the run stops and can be resumed.
+        should_stop: Called after each step; if it returns True, the run stops and can be resumed.
 
     >>> RunOptions(resume=True).device
     'auto'
