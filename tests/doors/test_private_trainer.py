@@ -88,6 +88,12 @@ def test_without_a_unit_each_row_is_protected_and_the_column_of_people_is_named(
     assert trained.guarantee.epsilon == pytest.approx(cost(units=ROWS)) and cost(units=ROWS) < cost()
 
 
+@door("PrivateTrainer", "unit", REJECTED)
+def test_a_word_for_a_unit_needs_the_ids_of_the_units(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"Expected groups.*unit='patient_id'.*groups='row'"):
+        trainer(tmp_path, groups=None, unit="patient_id")
+
+
 def test_the_word_for_a_unit_is_that_of_the_column_or_ones_own(tmp_path: Path) -> None:
     own = trainer(tmp_path, unit="subject")
     own.train()

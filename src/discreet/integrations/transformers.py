@@ -101,7 +101,8 @@ class PrivateTrainerMixin(_Trainer):  # type: ignore[misc]
             protect: `DPSGD` or `DirDPSGD`, with a budget or with its noise.
             groups: The column of the train dataset that tells whose row it is, or the ids themselves; without it, or
                 with "row", each row is a unit.
-            unit: The word for a unit in the guarantee; by default that of the column, such as patient for patient_id.
+            unit: The word for a unit in the guarantee; by default that of the column, such as patient for
+                patient_id. It needs `groups`.
             population: A public number in place of the number of units, as in `make_private`.
             ledger: By default a file in the output folder.
             secret: A path outside of the output folder that keeps the seed of batches and noise until the last step, so
@@ -111,6 +112,12 @@ class PrivateTrainerMixin(_Trainer):  # type: ignore[misc]
                 tokenized text they are made by themselves.
         """
         check_protection(protect, "gradient")
+        if unit is not None and groups is None:
+            raise DataError(
+                f"Expected {setting('groups')}, the column or the ids of whose row each is, because "
+                f"{setting('unit', unit)} was set; got none. Pass it to protect each {unit}, or confirm that each row "
+                f"is one ({setting('groups', _EACH_ROW)})."
+            )
         self._trained_rows: TrainedRows | None = None
         super().__init__(*args, **kwargs)
         self.protect, self.groups, self.unit, self.population = protect, groups, unit, population
