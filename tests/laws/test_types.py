@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import jedi
 import pytest
 
 import discreet
@@ -131,6 +130,8 @@ def test_every_planted_mistake_is_found(report: dict[str, list[str]]) -> None:
 
 
 def completions(code: str) -> set[str]:
+    import jedi
+
     project = jedi.Project(ROOT, added_sys_path=[str(ROOT / "src")], load_unsafe_extensions=False)
     script = jedi.Script(code, project=project, environment=jedi.InterpreterEnvironment())
     return {one.name for one in script.complete(len(code.splitlines()), len(code.splitlines()[-1]))}
