@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from discreet.accounting.gdp import gaussian_epsilon, gaussian_mu
-from discreet.audit.many_runs import many_runs
+from discreet.audit.many_runs import audit_many_runs
 from discreet.audit.mechanisms import MECHANISMS, mechanism_subject
 from discreet.audit.one_run import Guesses, fdp_epsilon, guess, planned_guesses, steinke_epsilon
 from discreet.audit.order_statistics import order_epsilon
@@ -90,7 +90,7 @@ def truth_rows(runs: int, canaries: int) -> list[dict[str, Any]]:
             rng = Rng.secret()
             bits, scores = coins_and_scores(mu, canaries, rng)
             outcome = guess(scores, bits, side, side)
-            found["many runs"].append(many_runs(draw, delta=DELTA, rng=rng.fork("many"), draws=20_000).epsilon)
+            found["many runs"].append(audit_many_runs(draw, delta=DELTA, rng=rng.fork("many"), draws=20_000).epsilon)
             found["steinke"].append(steinke_epsilon(outcome, DELTA))
             found["f-DP"].append(fdp_epsilon(outcome, family, DELTA))
             found["order statistics"].append(order_epsilon(outcome, DELTA))

@@ -101,7 +101,7 @@ def trained(asked: argparse.Namespace, epsilon: float | None, spread: bool, seed
         model = Classifier.build(with_canaries, settings, rng=rng).to(device)
     epochs = asked.epochs if epsilon is None else asked.private_epochs
     loop = TrainSettings(epochs=epochs, learning_rate=asked.learning_rate)
-    plan = TrainingPlan.make(model, with_canaries, protect=protect, train=loop, seed=seed, noise_seed=seed)
+    plan = TrainingPlan.make(model, with_canaries, protect=protect, training=loop, seed=seed, noise_seed=seed)
     began = time.monotonic()
     job = Job(cache=cache_folder())
     if plan.protect is None:
@@ -226,7 +226,7 @@ def small(asked: argparse.Namespace) -> None:
     settings = model_settings({"encoder": asked.model, "train": "all", "max_length": 128}, None, len(public), "lm")
     model = LanguageModel.load(settings, rng=Rng(0))
     loop = TrainSettings(epochs=asked.epochs or 10.0, learning_rate=5e-3)
-    train(model, public, TrainingPlan.make(model, public, train=loop))
+    train(model, public, TrainingPlan.make(model, public, training=loop))
     model.network.save_pretrained(asked.model)
 
 

@@ -47,7 +47,7 @@ from discreet.protections.base import Protection, RepresentationProtection
 from discreet.protections.dp_sgd import DPSGD
 from discreet.protections.texthide import TextHide
 from discreet.runs.checkpoint import LEDGER
-from discreet.training.evaluate import evaluate
+from discreet.training.evaluation import evaluate
 from discreet.training.loop import Job, train
 from discreet.training.plan import TrainingPlan
 
@@ -134,7 +134,7 @@ def central(settings: Federation, everything: str, cache: Path) -> dict[str, Any
     """Train centrally on all clients' rows, with the settings of a federation, and return the accuracy."""
     corpus = replace(settings.data, source=everything).load()
     model = Classifier.build(settings, settings.model, rng=Rng(settings.seed).fork("model"))
-    plan = TrainingPlan.make(model, corpus, protect=settings.protect, train=settings.training, seed=settings.seed)
+    plan = TrainingPlan.make(model, corpus, protect=settings.protect, training=settings.training, seed=settings.seed)
     start = time.monotonic()
     secret = Rng.secret() if isinstance(plan.protect, RepresentationProtection) else None
     result = train(model, corpus, plan, secret=secret, job=Job(cache=cache))

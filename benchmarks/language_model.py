@@ -25,11 +25,11 @@ from discreet.core.randomness import Rng
 from discreet.data.batches import tokens_for
 from discreet.data.corpus import Corpus
 from discreet.data.sources import TextSource
-from discreet.experiment.attack.own_model import attack
+from discreet.experiment.attack.own_model import attack_model
 from discreet.models.language_model import LanguageModel
 from discreet.models.settings import TrainSettings
 from discreet.protections.dp_sgd import DPSGD
-from discreet.training.evaluate import assess
+from discreet.training.evaluation import assess
 from discreet.training.loop import train
 from discreet.training.plan import TrainingPlan, model_settings
 
@@ -99,7 +99,7 @@ def perplexities(asked: argparse.Namespace, results: Results) -> None:
             if f"{asked.data} before" not in results:
                 results.add(f"{asked.data} before", measured(model, held_out))
             loop = TrainSettings(epochs=asked.epochs, batch_size=asked.batch_size, learning_rate=asked.learning_rate)
-            plan = TrainingPlan.make(model, corpus, protect=protect, train=loop, seed=asked.seed)
+            plan = TrainingPlan.make(model, corpus, protect=protect, training=loop, seed=asked.seed)
             began = time.monotonic()
             done = train(model, corpus, plan)
             spent = {} if done.guarantee is None else {"epsilon": done.guarantee.epsilon, "delta": done.guarantee.delta}
@@ -131,7 +131,7 @@ def attacks(asked: argparse.Namespace, results: Results) -> None:
         if settings.rank is not None:  # before the first step an adapter's gradient is zero
             few = TrainSettings(epochs=1, batch_size=8, learning_rate=1e-3)
             rows = corpus.take(range(8 * asked.adapter_steps))
-            train(model, rows, TrainingPlan.make(model, rows, train=few))
+            train(model, rows, TrainingPlan.make(model, rows, training=few))
         for name, size, epsilon in itertools.product(asked.attacks, asked.batch_sizes, [None, *asked.epsilons]):
             key = f"{asked.data} {part} {name} batch {size} {'plain' if epsilon is None else f'epsilon {epsilon:g}'}"
             if key in results:
@@ -139,7 +139,7 @@ def attacks(asked: argparse.Namespace, results: Results) -> None:
             protect = None if epsilon is None else DPSGD(epsilon=epsilon)
             began = time.monotonic()
             try:
-                found = attack(
+                found = attack_model(
                     model, None, texts, name, protect=protect, batch_size=size, public=public, seconds=asked.seconds
                 )
             except UnsupportedError as error:

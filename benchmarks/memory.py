@@ -118,7 +118,7 @@ def measure(asked: argparse.Namespace) -> dict[str, object]:
     model.train()
     settings = TrainSettings(batch_size=asked.batch, precision=asked.precision)
     protect, rows = DPSGD(1.0), ready(model, corpus)
-    plan = TrainingPlan.make(model, corpus, protect=protect, train=settings, sampler=Poisson(0.5))
+    plan = TrainingPlan.make(model, corpus, protect=protect, training=settings, sampler=Poisson(0.5))
     with plan.open_ledger() as ledger:
         began = time.perf_counter()
         parts = Parts(model, optimizer_for(model, plan.settings), plan, rows, corpus)

@@ -89,7 +89,7 @@ else:
     def losses_of(x):
         return F.cross_entropy(model(x), (x[:, 0] > 0).long(), reduction="none")
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-private = make_private(model, DPSGD(noise_multiplier=1.0), units=count, batch_size=count, steps=int(sys.argv[2]))
+private = make_private(model, DPSGD(noise_multiplier=1.0), num_units=count, batch_size=count, steps=int(sys.argv[2]))
 takes_function = "Losses" in str(inspect.signature(type(private).step))
 if sys.argv[1] != "bert":
     private.check(losses_of, rows[:8])
@@ -186,7 +186,7 @@ def main() -> None:
     say(found)
     protect = DPSGD(noise_multiplier=1.0)
     for side in asked.sides:
-        with make_private(model, protect, units=count, batch_size=count, steps=asked.steps + 8) as private:
+        with make_private(model, protect, num_units=count, batch_size=count, steps=asked.steps + 8) as private:
             begun = time.perf_counter()
             private.check(losses_of, rows[:8])
             found["check_seconds"] = time.perf_counter() - begun

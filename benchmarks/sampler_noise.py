@@ -96,7 +96,7 @@ def accuracy(asked: argparse.Namespace, results: Results) -> None:
                 optimizer=asked.optimizer,
             )
             began = time.monotonic()
-            plan = TrainingPlan.make(model, only, protect=DPSGD(epsilon=epsilon, **METHODS[method]), train=loop)
+            plan = TrainingPlan.make(model, only, protect=DPSGD(epsilon=epsilon, **METHODS[method]), training=loop)
             calibrated = time.monotonic() - began
             assert isinstance(plan.protect, DPSGD) and plan.delta is not None
             rows = np.arange(len(train), dtype=np.int64)

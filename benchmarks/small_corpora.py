@@ -33,7 +33,7 @@ from discreet.models.settings import TrainSettings
 from discreet.protections.base import Protection
 from discreet.protections.dp_sgd import DPSGD
 from discreet.protections.texthide import TextHide
-from discreet.training.evaluate import assess
+from discreet.training.evaluation import assess
 from discreet.training.loop import Job, train
 from discreet.training.plan import TrainingPlan, model_settings
 
@@ -153,7 +153,7 @@ def run(recipe: Recipe, corpus: Corpus, device: str, seed: int) -> dict[str, Any
         averaging=recipe.averaging,
         optimizer=recipe.optimizer,
     )
-    plan = TrainingPlan.make(model, corpus, protect=protect, train=settings, seed=seed)
+    plan = TrainingPlan.make(model, corpus, protect=protect, training=settings, seed=seed)
     done = train(model, corpus, plan, job=Job(cache=cache_folder()))
     assessment = assess(model, corpus.split("validation"))
     quality, classes = assessment.quality, assessment.by_class

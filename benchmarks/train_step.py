@@ -73,7 +73,7 @@ def steps_of(
         batch_size=batch, epochs=steps * batch / len(corpus), learning_rate=1e-3, weight_decay=0.0, warmup=0.0,
         precision="bf16", head_share=0.0,
     )  # fmt: skip
-    plan = TrainingPlan.make(model, corpus, protect=protect, train=train)
+    plan = TrainingPlan.make(model, corpus, protect=protect, training=train)
     rows = tokens_for(model, corpus)
     parts = Parts(model, optimizer_for(model, plan.settings), plan, rows, corpus)
     step: Step = OpenStep.of(parts)

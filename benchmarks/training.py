@@ -29,7 +29,7 @@ from discreet.models.settings import TrainSettings
 from discreet.protections.base import GradientProtection, defaults_of
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
-from discreet.training.evaluate import evaluate
+from discreet.training.evaluation import evaluate
 from discreet.training.loop import Job, start_from_public, train
 from discreet.training.plan import TrainingPlan, public_text
 
@@ -127,7 +127,9 @@ def main() -> None:
         protect = protection(asked, model, strength, clip_norm, size / n, max(1, round(epochs * -(-n // size))), n)
         began = time.monotonic()
         delta = asked.delta or 1 / n
-        plan = TrainingPlan.make(model, corpus, protect=protect, train=settings, delta=delta, public=public, seed=seed)
+        plan = TrainingPlan.make(
+            model, corpus, protect=protect, training=settings, delta=delta, public=public, seed=seed
+        )
         if public is not None and asked.public_start is not None:
             if asked.public_start.exists():
                 model.load_weights(load_tensors(asked.public_start)[0])

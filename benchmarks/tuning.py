@@ -43,7 +43,7 @@ from discreet.models.classifier import Classifier, ModelSettings
 from discreet.models.settings import TrainSettings
 from discreet.protections.dp_sgd import DPSGD
 from discreet.runs.checkpoint import copy_weights, restore_weights
-from discreet.training.evaluate import evaluate, represent
+from discreet.training.evaluation import evaluate, represent
 from discreet.training.loop import Job, train
 from discreet.training.plan import TrainingPlan
 from discreet.training.tuning import SearchPlan, tune
@@ -114,7 +114,7 @@ def run(asked: argparse.Namespace) -> None:
 
     for trials in asked.trials if "search" in asked.parts or "each" in asked.parts else ():
         start = time.monotonic()
-        search = SearchPlan.make(model, corpus, grid, protect=protect, trials=trials, train=settings)
+        search = SearchPlan.make(model, corpus, grid, protect=protect, trials=trials, training=settings)
         planned = time.monotonic() - start
         save({"part": "plan", "trials": trials, "trial_epsilon": search.trial_epsilon, "seconds": planned})
         for seed in range(asked.seeds if "search" in asked.parts else 0):
@@ -144,7 +144,7 @@ def run(asked: argparse.Namespace) -> None:
                 save({**row, "seconds": seconds})
     for seed in range(asked.seeds if "default" in asked.parts else 0):
         start = time.monotonic()
-        accuracy = trained(TrainingPlan.make(model, corpus, protect=protect, train=settings))
+        accuracy = trained(TrainingPlan.make(model, corpus, protect=protect, training=settings))
         save({"part": "default", "seed": seed, "accuracy": accuracy, "seconds": time.monotonic() - start})
 
 

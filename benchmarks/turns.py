@@ -25,7 +25,7 @@ _BLOCK, _WARM = 20, 6  # on a GPU no step waits for the device, as in training
 def step_of(few: Corpus, chosen: ModelSettings, protect: RepresentationProtection | None, device: torch.device) -> Step:
     """Return a training step of 32 texts of a corpus, with or without a protection."""
     model = Classifier.build(few, chosen, rng=Rng(0)).to(device)
-    plan = TrainingPlan.make(model, few, protect=protect, train=TrainSettings(batch_size=32))
+    plan = TrainingPlan.make(model, few, protect=protect, training=TrainSettings(batch_size=32))
     if isinstance(plan.protect, RepresentationProtection):
         plan.protect.fit(model, Rng(0))
     parts = Parts(model.train(), optimizer_for(model, plan.settings), plan, ready(model, few), few)

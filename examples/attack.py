@@ -11,8 +11,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # idle threads that spin sl
 
 import torch
 
-from discreet import DPSGD, Dager, OneOfN
-from discreet.experiment import AttackRequest, SceneRequest, attack_once, load_scene
+from discreet import DPSGD, AttackRequest, attack_once
+from discreet.attacks import Dager, OneOfN
+from discreet.experiment import SceneRequest, load_scene
 
 
 def main() -> None:

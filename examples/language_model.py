@@ -23,12 +23,12 @@ import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from discreet import DPSGD, Corpus, Rng, TextSource, TrainingPlan, TrainSettings, train
-from discreet.core.errors import ExtraError
+from discreet import DPSGD, Corpus, Rng, TextSource, TrainSettings
+from discreet.core import ExtraError
 from discreet.data.batches import tokens_for
+from discreet.models import LanguageModel
 from discreet.models.encoder import quiet
-from discreet.models.language_model import LanguageModel
-from discreet.training.evaluate import assess
+from discreet.training import TrainingPlan, assess, train
 from discreet.training.plan import model_settings
 
 VOCABULARY, WIDTH, LAYERS, LENGTH = 800, 96, 2, 96
@@ -75,7 +75,7 @@ def small_model(folder: Path, characters: int, epochs: float) -> Path:
     settings = model_settings({"max_length": LENGTH}, None, len(texts), "lm")
     model = LanguageModel.from_transformers(network, fast, settings, rng=Rng(0))
     loop = TrainSettings(epochs=epochs, batch_size=16, learning_rate=3e-3)
-    train(model, public, TrainingPlan.make(model, public, train=loop, seed=0))
+    train(model, public, TrainingPlan.make(model, public, training=loop, seed=0))
     with quiet():
         network.save_pretrained(folder)
     fast.save_pretrained(folder)
@@ -123,7 +123,7 @@ def main(given: list[str] | None = None) -> dict[str, str]:
                     print(f"before fine-tuning      {rows['before']}", flush=True)
                 rate = None if asked.model else RATES[part, protect is not None]
                 loop = TrainSettings(epochs=asked.epochs, learning_rate=rate)
-                done = train(model, notes, TrainingPlan.make(model, notes, protect=protect, train=loop))
+                done = train(model, notes, TrainingPlan.make(model, notes, protect=protect, training=loop))
                 name = f"{part}, {'plain' if epsilon is None else f'epsilon {epsilon:g}'}"
                 rows[name] = perplexity(model, held_out)
                 print(f"{name:23} {rows[name]}", flush=True)

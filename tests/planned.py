@@ -25,7 +25,7 @@ def parts_of(
     """Return what a step of all layers is made of, on a corpus whose rows are all for training."""
     if settings.head_share is None:
         settings = replace(settings, head_share=0.0)
-    plan = TrainingPlan.make(model, corpus, train=settings, **planned)
+    plan = TrainingPlan.make(model, corpus, training=settings, **planned)
     return Parts(model, optimizer_for(model, plan.settings), plan, rows, corpus)
 
 
@@ -44,6 +44,6 @@ def train(
     **planned: Any,
 ) -> Trained:
     """Make a plan and train by it."""
-    plan = TrainingPlan.make(model, corpus, train=settings, **planned)
+    plan = TrainingPlan.make(model, corpus, training=settings, **planned)
     job = Job(workspace, cache, checkpoint_seconds, watch, should_stop)
     return loop.train(model, corpus, plan, ledger=ledger, secret=secret, job=job)

@@ -80,7 +80,7 @@ def own_loop() -> None:
     def losses_of(part: list[torch.Tensor]) -> torch.Tensor:
         return (model(part[0]) - part[1]).square().sum(1)
 
-    with discreet.make_private(model, discreet.DPSGD(epsilon=8), units=40, batch_size=8, steps=5) as private:
+    with discreet.make_private(model, discreet.DPSGD(epsilon=8), num_units=40, batch_size=8, steps=5) as private:
         private.check(losses_of, rows[:8])
         for _ in private.batches(rows):
             private.step(losses_of, optimizer)

@@ -47,7 +47,7 @@ from discreet.protections.base import Protection
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
 from discreet.runs.folder import RunChoices
-from discreet.training.evaluate import evaluate, represent
+from discreet.training.evaluation import evaluate, represent
 from discreet.training.loop import Job, train
 from discreet.training.many_heads import HeadJob, can_train_together, train_heads
 from discreet.training.plan import TrainingPlan, model_settings
@@ -110,7 +110,9 @@ def scene_of(
     model: TextModel, corpus: Corpus, choices: RunChoices, seed: int, encoded: Any = None
 ) -> tuple[Scene, dict[str, Any]]:
     """Train a model as chosen, and return it with its corpus and what its training cost."""
-    plan = TrainingPlan.make(model, corpus, protect=choices.protect, train=choices.training, seed=seed, noise_seed=seed)
+    plan = TrainingPlan.make(
+        model, corpus, protect=choices.protect, training=choices.training, seed=seed, noise_seed=seed
+    )
     began = time.monotonic()
     target = Target(corpus, choices, cache=cache_folder())
     if plan.protect is None:
@@ -227,7 +229,7 @@ def head_scene(
         return trained, facts
     # Most noises of the paper have an epsilon of thousands, which takes minutes to compute and says nothing.
     split = corpus.split("train")
-    plan = TrainingPlan.make(built, split, protect=protect, train=loop, seed=seed, noise_seed=seed)
+    plan = TrainingPlan.make(built, split, protect=protect, training=loop, seed=seed, noise_seed=seed)
     weight, bias = (parameter.detach() for parameter in built.head.parameters())
     job = HeadJob(rows, split, plan, None if protect is None else plan.secret(), weight, bias)
     weights, biases = train_heads(scene.cache[VECTORS], [job])

@@ -17,7 +17,7 @@ from discreet.models.build import cache_folder
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.models.settings import TrainSettings
 from discreet.study.trial import of_the_setting
-from discreet.training.evaluate import evaluate
+from discreet.training.evaluation import evaluate
 from discreet.training.loop import Job, train
 from discreet.training.plan import TrainingPlan
 from reproductions.calibration.plane_readings import Setting, built, name_of
@@ -60,7 +60,7 @@ def trained(asked: argparse.Namespace, source: str, protection: Setting) -> tupl
         model,
         corpus,
         protect=protect,
-        train=TrainSettings(**training_of(asked, protection)),
+        training=TrainSettings(**training_of(asked, protection)),
         delta=None if protect is None else 1 / corpus.split("train").unit_count,
         seed=asked.seed,
     )

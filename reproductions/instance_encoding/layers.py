@@ -21,7 +21,7 @@ from discreet.models.classifier import Classifier, ModelSettings, head
 from discreet.models.closed_form import fit_classes
 from discreet.models.encoder import pool
 from discreet.protections.instance_encoding import InstanceEncoding
-from discreet.training.evaluate import by_length
+from discreet.training.evaluation import by_length
 
 POOLINGS = ("mean", "cls")
 _TOKENS = 4096

@@ -14,7 +14,7 @@ from discreet.data.sources import load
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.models.settings import TrainSettings
 from discreet.protections.instance_encoding import InstanceEncoding
-from discreet.training.evaluate import evaluate
+from discreet.training.evaluation import evaluate
 from discreet.training.loop import train
 from discreet.training.plan import TrainingPlan
 
@@ -42,7 +42,7 @@ def finetune(asked: argparse.Namespace, keep: Any) -> None:
                     )
                 began = time.monotonic()
                 plan = TrainingPlan.make(
-                    model, corpus, protect=protect, train=settings, delta=DELTA, seed=seed, noise_seed=seed
+                    model, corpus, protect=protect, training=settings, delta=DELTA, seed=seed, noise_seed=seed
                 )
                 done = train(model, corpus, plan)
                 row: dict[str, Any] = {"data": Path(source).name, "what": "finetune", "calibration": calibration}

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from discreet.accounting.instance_encoding import Load
-from discreet.accounting.interpret import guarantee
+from discreet.accounting.interpret import guarantee_of
 from discreet.core.device import find_device
 from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng
@@ -190,7 +190,7 @@ def curves(asked: argparse.Namespace, keep: Any) -> None:
                     noise, event = protect.variance(scale, width), protect.cost(alone, width).event(scale)
                     true = {
                         accountant: round(
-                            guarantee(
+                            guarantee_of(
                                 event, delta=DELTA, adjacency=Adjacency.REPLACE_ONE, accountant=accountant
                             ).epsilon, 3,
                         )

@@ -21,7 +21,7 @@ from discreet.data.corpus import Corpus
 from discreet.data.sources import load
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.models.settings import TrainSettings
-from discreet.training.evaluate import evaluate, represent
+from discreet.training.evaluation import evaluate, represent
 from discreet.training.loop import train
 from discreet.training.plan import TrainingPlan
 
@@ -62,7 +62,7 @@ def main() -> None:
         device
     )
     settings = TrainSettings(epochs=asked.epochs, batch_size=64, learning_rate=5e-5)
-    train(model, public, TrainingPlan.make(model, public, train=settings))
+    train(model, public, TrainingPlan.make(model, public, training=settings))
     print(f"fine-tuned on {len(public)} public rows in {time.monotonic() - began:.0f} s", flush=True)
     corpus = load(asked.data)
     rotten = read_reviews(asked.reviews, "rt", asked.rows)

@@ -24,7 +24,7 @@ from discreet.data.corpus import Corpus, without_overlap
 from discreet.data.sources import load
 from discreet.models.build import tokenise
 from discreet.models.classifier import Classifier, ModelSettings
-from discreet.training.evaluate import represent
+from discreet.training.evaluation import represent
 
 
 def spans(sentences: Sequence[str], lengths: Sequence[int], rng: Rng) -> list[str]:

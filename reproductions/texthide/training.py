@@ -29,7 +29,7 @@ from discreet.data.sources import load
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.models.settings import TrainSettings
 from discreet.protections.texthide import PUBLIC_LABELS, OneMask, TextHide
-from discreet.training.evaluate import evaluate
+from discreet.training.evaluation import evaluate
 from discreet.training.loop import train
 from discreet.training.plan import TrainingPlan
 
@@ -91,7 +91,7 @@ class Bench:
         )
         began = time.monotonic()
         public = self.public if protect is not None and protect.needs_public else None
-        plan = TrainingPlan.make(model, corpus, protect=protect, train=settings, public=public, seed=seed)
+        plan = TrainingPlan.make(model, corpus, protect=protect, training=settings, public=public, seed=seed)
         train(model, corpus, plan, secret=secret if protect else None)
         seconds = time.monotonic() - began
         held_out = corpus.split("validation")

@@ -1,143 +1,134 @@
-"""Use language models on sensitive text without giving the text away."""
+"""Use language models on sensitive text without giving the text away.
 
-from __future__ import annotations
+The names that most programs need are here; each topic has a package with all of its names, such as `discreet.attacks`,
+`discreet.protections`, `discreet.audit` and `discreet.federated`. Everything is imported on first use.
+"""
 
-import importlib
-from typing import Any
+from typing import TYPE_CHECKING
+
+from discreet.core.lazy import front_door
 
 __version__ = "0.1.0"
 
-# Public name -> where it lives, in groups. Imported on first use, so that `import discreet` stays quick.
-_PUBLIC = {
-    # Train and use a classifier
-    "TextClassifier": "discreet.estimator",
-    "TrainingPlan": "discreet.training.plan",
-    "TrainSettings": "discreet.models.settings",
-    "Job": "discreet.training.loop",
-    "train": "discreet.training.loop",
-    "SearchPlan": "discreet.training.tuning",
-    "tune": "discreet.training.tuning",
-    "evaluate": "discreet.training.evaluate",
-    "predict": "discreet.training.evaluate",
-    "load_run": "discreet.runs.folder",
-    "Classifier": "discreet.models.classifier",
-    "ModelSettings": "discreet.models.classifier",
-    # Train a module of your own, in a loop of your own
-    "make_private": "discreet.integrations.torch",
-    "PrivateTraining": "discreet.integrations.torch",
+if TYPE_CHECKING:
+    from discreet import accounting as accounting
+    from discreet import attacks as attacks
+    from discreet import audit as audit
+    from discreet import catalog as catalog
+    from discreet import clipping as clipping
+    from discreet import core as core
+    from discreet import data as data
+    from discreet import experiment as experiment
+    from discreet import federated as federated
+    from discreet import integrations as integrations
+    from discreet import local as local
+    from discreet import mechanisms as mechanisms
+    from discreet import metrics as metrics
+    from discreet import models as models
+    from discreet import protections as protections
+    from discreet import releases as releases
+    from discreet import report as report
+    from discreet import runs as runs
+    from discreet import statement as statement
+    from discreet import study as study
+    from discreet import training as training
+    from discreet.accounting.interpret import guarantee_of as guarantee_of
+    from discreet.accounting.ledger import Ledger as Ledger
+    from discreet.attacks.base import Attack as Attack
+    from discreet.core.errors import BudgetError as BudgetError
+    from discreet.core.errors import DiscreetError as DiscreetError
+    from discreet.core.guarantee import Adjacency as Adjacency
+    from discreet.core.guarantee import Caveat as Caveat
+    from discreet.core.guarantee import Guarantee as Guarantee
+    from discreet.core.randomness import Rng as Rng
+    from discreet.core.types import Guess as Guess
+    from discreet.core.types import Leakage as Leakage
+    from discreet.data.corpus import Corpus as Corpus
+    from discreet.data.sources import TextSource as TextSource
+    from discreet.data.sources import load as load
+    from discreet.estimator import TextClassifier as TextClassifier
+    from discreet.experiment.attack.own_model import attack_model as attack_model
+    from discreet.experiment.attack.request import AttackRequest as AttackRequest
+    from discreet.experiment.attack.request import AttackResult as AttackResult
+    from discreet.experiment.attack.runner import attack_once as attack_once
+    from discreet.experiment.run import RunOptions as RunOptions
+    from discreet.experiment.run import RunRequest as RunRequest
+    from discreet.experiment.run import TrainedRun as TrainedRun
+    from discreet.experiment.run import train_once as train_once
+    from discreet.integrations.torch import PrivateTraining as PrivateTraining
+    from discreet.integrations.torch import make_private as make_private
+    from discreet.integrations.transformers import PrivateTrainer as PrivateTrainer
+    from discreet.models.settings import ModelSettings as ModelSettings
+    from discreet.models.settings import TrainSettings as TrainSettings
+    from discreet.protections.dir_dp_sgd import DirDPSGD as DirDPSGD
+    from discreet.protections.dp_sgd import DPSGD as DPSGD
+    from discreet.protections.instance_encoding import InstanceEncoding as InstanceEncoding
+    from discreet.protections.local.protection import LocalPrivacy as LocalPrivacy
+    from discreet.protections.texthide import TextHide as TextHide
+    from discreet.protections.words.swap import NoisyWords as NoisyWords
+    from discreet.protections.words.swap import SanText as SanText
+    from discreet.protections.words.swap import SanTextPlus as SanTextPlus
+    from discreet.runs.folder import load_run as load_run
+    from discreet.runs.people import people_totals as people_totals
+
+_NAMES = {
+    # Train and use a model
+    "discreet.estimator": ("TextClassifier",),
+    "discreet.integrations.torch": ("make_private", "PrivateTraining"),
+    "discreet.integrations.transformers": ("PrivateTrainer",),
+    "discreet.experiment.run": ("train_once", "RunRequest", "RunOptions", "TrainedRun"),
+    "discreet.models.settings": ("TrainSettings", "ModelSettings"),
+    "discreet.runs.folder": ("load_run",),
     # Text
-    "load": "discreet.data.sources",
-    "Corpus": "discreet.data.corpus",
-    "TextSource": "discreet.data.sources",
-    "Columns": "discreet.data.sources",
-    "without_overlap": "discreet.data.corpus",
-    "Poisson": "discreet.data.samplers",
-    "FixedSize": "discreet.data.samplers",
-    "Shuffled": "discreet.data.samplers",
-    "Decoys": "discreet.protections.local.decoys",
+    "discreet.data.sources": ("load", "TextSource"),
+    "discreet.data.corpus": ("Corpus",),
     # Protections
-    "DPSGD": "discreet.protections.dp_sgd",
-    "DirDPSGD": "discreet.protections.dir_dp_sgd",
-    "TextHide": "discreet.protections.texthide",
-    "InstanceEncoding": "discreet.protections.instance_encoding",
-    "LocalPrivacy": "discreet.protections.local.protection",
-    "SanText": "discreet.protections.words.swap",
-    "SanTextPlus": "discreet.protections.words.swap",
-    "NoisyWords": "discreet.protections.words.swap",
-    "WordSwap": "discreet.protections.words.swap",
-    "WordTable": "discreet.protections.words.table",
-    "TokenNoise": "discreet.protections.words.token_noise",
-    "LDPLayer": "discreet.protections.local.layer",
-    "UserSide": "discreet.local.client",
-    "ServerSide": "discreet.local.server",
+    "discreet.protections.dp_sgd": ("DPSGD",),
+    "discreet.protections.dir_dp_sgd": ("DirDPSGD",),
+    "discreet.protections.texthide": ("TextHide",),
+    "discreet.protections.instance_encoding": ("InstanceEncoding",),
+    "discreet.protections.local.protection": ("LocalPrivacy",),
+    "discreet.protections.words.swap": ("SanText", "SanTextPlus", "NoisyWords"),
     # Guarantees and ledgers
-    "Guarantee": "discreet.core.guarantee",
-    "Adjacency": "discreet.core.guarantee",
-    "guarantee": "discreet.accounting.interpret",
-    "Ledger": "discreet.accounting.ledger",
-    "people_totals": "discreet.runs.people",
-    "Budget": "discreet.accounting.ledger",
-    # Mechanisms and clipping
-    "Gaussian": "discreet.mechanisms.gaussian",
-    "Laplace": "discreet.mechanisms.laplace",
-    "L2Laplace": "discreet.mechanisms.laplace",
-    "VonMisesFisher": "discreet.mechanisms.von_mises_fisher",
-    "PrivUnit": "discreet.mechanisms.priv_unit",
-    "RandomizedResponse": "discreet.mechanisms.randomized_response",
-    "DiscreteGaussian": "discreet.mechanisms.discrete",
-    "DiscreteLaplace": "discreet.mechanisms.discrete",
-    "WordChoice": "discreet.mechanisms.word_metric",
-    "WordNoise": "discreet.mechanisms.word_metric",
-    "Tape": "discreet.clipping.tape",
-    "Flat": "discreet.clipping.tape",
-    "PerLayer": "discreet.clipping.tape",
-    "Automatic": "discreet.clipping.tape",
-    "clipped_sum": "discreet.clipping.tape",
-    # Releases and attacks
-    "Attack": "discreet.attacks.base",
-    "GradientRelease": "discreet.core.types",
-    "Guess": "discreet.core.types",
-    "ModelRelease": "discreet.core.types",
-    "PositionRows": "discreet.attacks.rows",
-    "Release": "discreet.core.types",
-    "RepresentationRelease": "discreet.core.types",
-    "Subspace": "discreet.attacks.span.subspace",
-    "TextRelease": "discreet.core.types",
-    "AttackRequest": "discreet.experiment.attack.request",
-    "BlindReconstruction": "discreet.attacks.representation.blind",
-    "CausalPrior": "discreet.models.causal_prior",
-    "Dager": "discreet.attacks.span.dager",
-    "Decepticons": "discreet.attacks.crafted.decepticons",
-    "Dlg": "discreet.attacks.matching.lamp_tag_dlg",
-    "EmbeddingInversion": "discreet.attacks.representation.inversion",
-    "EmbeddingRows": "discreet.attacks.rows",
-    "InstanceReconstruction": "discreet.attacks.representation.instance",
-    "Knowledge": "discreet.core.types",
-    "Lamp": "discreet.attacks.matching.lamp_tag_dlg",
-    "LanguageModel": "discreet.models.language_model",
-    "Leakage": "discreet.core.types",
-    "MaskedDLG": "discreet.attacks.matching.masked_dlg",
-    "Metric": "discreet.metrics.table",
-    "NGram": "discreet.models.ngram",
-    "OneOfN": "discreet.attacks.identification",
-    "RepRecon": "discreet.attacks.representation.reprecon",
-    "Scene": "discreet.experiment.attack.scene",
-    "SceneRequest": "discreet.experiment.attack.scene",
-    "Similarity": "discreet.attacks.representation.similarity",
-    "Tag": "discreet.attacks.matching.lamp_tag_dlg",
-    "WordDraws": "discreet.attacks.matching.word_draws",
-    "hidden_release": "discreet.releases.gradient",
-    "load_scene": "discreet.experiment.attack.scene",
-    "open_release": "discreet.releases.gradient",
-    "protected_release": "discreet.releases.gradient",
-    "representation_release": "discreet.releases.representation",
-    "attack": "discreet.experiment.attack.own_model",
-    "attack_once": "discreet.experiment.attack.runner",
-    "text_leakage": "discreet.metrics.table",
-    # Studies and reports
-    "Goal": "discreet.study.file",
-    "Study": "discreet.study.file",
-    "StudyResult": "discreet.study.result",
-    "write_report": "discreet.report.page",
+    "discreet.core.guarantee": ("Guarantee", "Adjacency", "Caveat"),
+    "discreet.accounting.interpret": ("guarantee_of",),
+    "discreet.accounting.ledger": ("Ledger",),
+    "discreet.runs.people": ("people_totals",),
+    # Attacks
+    "discreet.attacks.base": ("Attack",),
+    "discreet.experiment.attack.request": ("AttackRequest", "AttackResult"),
+    "discreet.experiment.attack.runner": ("attack_once",),
+    "discreet.experiment.attack.own_model": ("attack_model",),
+    "discreet.core.types": ("Guess", "Leakage"),
     # The rest
-    "Rng": "discreet.core.randomness",
-    "DiscreetError": "discreet.core.errors",
+    "discreet.core.randomness": ("Rng",),
+    "discreet.core.errors": ("DiscreetError", "BudgetError"),
 }
 
+# Packages with names of their own: `discreet.attacks.Lira`, `discreet.study.run("study.toml")`.
+_PACKAGES = (
+    "accounting",
+    "attacks",
+    "audit",
+    "catalog",
+    "clipping",
+    "core",
+    "data",
+    "experiment",
+    "federated",
+    "integrations",
+    "local",
+    "mechanisms",
+    "metrics",
+    "models",
+    "protections",
+    "releases",
+    "report",
+    "runs",
+    "statement",
+    "study",
+    "training",
+)
 
-# Packages with a front door of their own: `discreet.study.run("study.toml")`.
-_PACKAGES = ("study",)
-
-__all__ = list(_PUBLIC)
-
-
-def __getattr__(name: str) -> Any:
-    if name in _PACKAGES:
-        return importlib.import_module(f"discreet.{name}")
-    if name in _PUBLIC:
-        return getattr(importlib.import_module(_PUBLIC[name]), name)
-    raise AttributeError(f"module 'discreet' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return [*__all__, *_PACKAGES]
+if not TYPE_CHECKING:
+    __getattr__, __dir__, __all__ = front_door(__name__, _NAMES, _PACKAGES)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 
-from discreet.core.errors import DataError, positive, setting
+from discreet.core.errors import DataError, invalid, positive, setting
 from discreet.core.files import write_atomic
 from discreet.core.guarantee import Caveat, Guarantee
 from discreet.core.randomness import weights_digest
@@ -20,10 +20,10 @@ from discreet.data.corpus import Corpus
 from discreet.data.sources import EACH_ROW, IN_PYTHON, TextSource, unit_ids
 from discreet.experiment.run import RunOptions, RunRequest, choose_model, train_once
 from discreet.models.classifier import classifier_of
-from discreet.models.settings import TrainSettings
+from discreet.models.settings import LAYERS, TrainSettings
 from discreet.runs.checkpoint import LEDGER
 from discreet.runs.folder import finish, load_run, prepared, workspace_of
-from discreet.training.evaluate import predict
+from discreet.training.evaluation import predict
 
 if TYPE_CHECKING:
     from discreet.protections.base import Protection
@@ -38,18 +38,35 @@ class SpendsAgain(UserWarning):
 class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Fine-tune an encoder to classify texts, optionally under a protection.
 
-    `protect` is a protection with a budget, such as `DPSGD(epsilon=3)`; without it there is no guarantee. `train` are
-    `TrainSettings`; their defaults depend on the trained part, the protection and the amount of text. `part` is the
-    trained part (head, pooler+head, top-N or all). `classes` fixes the classes; by default they are those of the
-    labels, and each must occur for two units. `unit` is the name of the privacy unit, and needs `groups` in
-    `fit`. `ledger` is a ledger file that several training runs share; by default, the runs on the same units are added
-    up in a record on this machine. A fit that would exceed `budget` is rejected. With a `noise_seed`, batches
-    and noise are repeatable and the guarantee is an estimate.
+    The methods, and how settings are read and changed, are those of scikit-learn's classifiers.
+
+    Args:
+        encoder: The model that reads the text: minilm, bilstm, a folder, or a name on the hub.
+        protect: A protection with a budget, such as `DPSGD(epsilon=3)`; without it there is no guarantee.
+        train: Which layers are trained: head, pooler+head, top-N (the last N blocks), lora, lora-N (adapters of rank
+            N) or all. By default all; with most protections, head.
+        training: The `TrainSettings`, such as epochs and learning rate; the defaults of what is left open depend on
+            the trained layers, the protection and the amount of text.
+        classes: The classes, in their order; by default those of the labels, of which each must occur for two units.
+        unit: The word for a unit in the guarantee, such as patient. It needs `groups` in `fit`.
+        ledger: A ledger file that several training runs share; by default, the runs on the same units are added up in
+            a record on this machine.
+        budget: The largest total epsilon of a unit over all its runs; a `fit` that would exceed it is rejected.
+        noise_seed: Makes batches and noise repeatable, and the guarantee an estimate.
+        seed: Seed of the first weights and of everything else that is not noise.
 
     Guarantee: that of the protection for each group (or each row), in `guarantee_`; predictions are post-processing.
 
-    >>> TextClassifier("minilm").get_params()["encoder"]
-    'minilm'
+    >>> clf = TextClassifier("minilm", train="head", training=TrainSettings(epochs=5))
+    >>> clf.get_params()["train"], clf.get_params()["training"].epochs
+    ('head', 5)
+
+    With a guarantee for each patient:
+
+        clf = TextClassifier("minilm", protect=DPSGD(epsilon=3), unit="patient")
+        clf.fit(texts, labels, groups=patients)
+        print(clf.guarantee_)
+        clf.predict(["Knee swollen after a fall."])
     """
 
     def __init__(
@@ -57,8 +74,8 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         encoder: str = "minilm",
         *,
         protect: Protection | None = None,
-        train: TrainSettings | None = None,
-        part: str | None = None,
+        train: str | None = None,
+        training: TrainSettings | None = None,
         classes: Sequence[Any] | None = None,
         unit: str = "person",
         ledger: str | Path | None = None,
@@ -70,7 +87,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.encoder = encoder
         self.protect = protect
         self.train = train
-        self.part = part
+        self.training = training
         self.classes = classes
         self.unit = unit
         self.ledger = ledger
@@ -79,19 +96,23 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.seed = seed
 
     def fit(self, texts: Sequence[str], labels: Sequence[Any], groups: Sequence[Any] | None = None) -> TextClassifier:
-        """Train on texts and their labels; `groups` holds the unit of each text.
+        """Train on texts and their labels.
+
+        Args:
+            texts: The texts; one string for each row.
+            labels: The class of each text.
+            groups: The id of the unit of each text, such as the patient; without it each text is a unit.
 
         Guarantee: that of the protection, in `guarantee_`. Every call spends again.
         """
-        if self.budget is not None:
-            positive("budget", self.budget, "It limits the total epsilon of a unit over all its training runs.")
+        self._check_settings()
         corpus, names = self._corpus(texts, labels, groups)
-        chosen = {"encoder": self.encoder, **({} if self.part is None else {"train": self.part})}
+        chosen = {"encoder": self.encoder, **({} if self.train is None else {"train": self.train})}
         source = TextSource(IN_PYTHON, classes=None if self.classes is None else corpus.label_names)
         request = RunRequest(
             source,
             choose_model(chosen, self.protect, source, corpus),
-            self.train or TrainSettings(),
+            self.training or TrainSettings(),
             self.protect,
             self.seed,
             noise_seed=self.noise_seed,
@@ -111,17 +132,28 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def predict_proba(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
-        """Return the probability of each class for each text, in the order of `classes_`."""
+        """Return the probability of each class for each text, in the order of `classes_`.
+
+        Args:
+            texts: The texts to classify; they need not be private.
+        """
         check_is_fitted(self, "model_")
         return predict(self.model_, Corpus("texts", _texts(texts))).values
 
     def predict(self, texts: Sequence[str]) -> npt.NDArray[Any]:
-        """Return the most likely class of each text."""
+        """Return the most likely class of each text.
+
+        Args:
+            texts: The texts to classify.
+        """
         chosen = self.predict_proba(texts).argmax(axis=1)
         return np.asarray(self.classes_[chosen])
 
     def save(self, folder: str | Path) -> None:
         """Write a run folder that `load` and the `discreet` commands can read.
+
+        Args:
+            folder: A new folder.
 
         Guarantee: that of the training; an estimate if the weights are no longer those of `fit`. The folder holds no
             text.
@@ -141,7 +173,11 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     @classmethod
     def load(cls, folder: str | Path) -> TextClassifier:
-        """Load a fitted classifier from a run folder."""
+        """Load a fitted classifier from a run folder.
+
+        Args:
+            folder: A folder that `save` or `discreet train` wrote.
+        """
         run = load_run(Path(folder))
         if not run.model.task.has_classes:
             raise DataError(f"Expected a run of a classifier at {str(folder)!r}, got one for {run.model.task}.")
@@ -149,8 +185,8 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         classifier = cls(
             settings.model.encoder,
             protect=settings.protect,
-            train=settings.training,
-            part=settings.model.train,
+            train=settings.model.train,
+            training=settings.training,
             unit=cls().unit if stated is None or stated["unit"] == EACH_ROW else stated["unit"],
             seed=settings.seed,
         )
@@ -162,6 +198,19 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         classifier.classes_ = np.asarray(run.metrics.get(_CLASSES) or run.model.label_names)
         classifier.guarantee_ = None if stated is None else Guarantee.from_dict(stated)
         return classifier
+
+    def _check_settings(self) -> None:
+        """Reject settings of a wrong kind before the text is read; `train` and `training` are easily confused."""
+        train: Any = self.train
+        training: Any = self.training
+        if isinstance(train, TrainSettings):
+            remedy = f"Pass the settings of the training as {setting('training')}."
+            raise invalid("train", "TrainSettings", LAYERS.rule, remedy)
+        if training is not None and not isinstance(training, TrainSettings):
+            remedy = f"The layers that are trained are {setting('train', 'head')}, for example."
+            raise invalid("training", training, "TrainSettings(…) or None", remedy)
+        if self.budget is not None:
+            positive("budget", self.budget, "It limits the total epsilon of a unit over all its training runs.")
 
     def _corpus(
         self, texts: Sequence[str], labels: Sequence[Any], groups: Sequence[Any] | None

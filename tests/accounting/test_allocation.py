@@ -17,7 +17,7 @@ from discreet.accounting.events import (
     RandomAllocationDpEvent,
     SelfComposedDpEvent,
 )
-from discreet.accounting.interpret import epsilon, guarantee
+from discreet.accounting.interpret import epsilon, guarantee_of
 from discreet.core.errors import SettingError, UnsupportedError
 from discreet.core.guarantee import Adjacency
 
@@ -104,5 +104,5 @@ def test_what_is_covered() -> None:
     with pytest.raises(SettingError, match="bins"):
         RandomAllocationDpEvent(ClippedSumDpEvent(1.0), 0)
     assert epsilon(RandomAllocationDpEvent(ClippedSumDpEvent(0.0), 9), 1e-5) == math.inf
-    stated = guarantee(sums, delta=1e-5, adjacency=Adjacency.ZERO_OUT)
+    stated = guarantee_of(sums, delta=1e-5, adjacency=Adjacency.ZERO_OUT)
     assert stated.certified and any("one of the sums" in text for text in stated.assumptions)

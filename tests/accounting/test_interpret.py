@@ -31,7 +31,7 @@ from discreet.accounting.events import (
     ZCDpEvent,
 )
 from discreet.accounting.gdp import gaussian_epsilon
-from discreet.accounting.interpret import Meter, delta, epsilon, guarantee
+from discreet.accounting.interpret import Meter, delta, epsilon, guarantee_of
 from discreet.accounting.interpret import delta as delta_of
 from discreet.accounting.losses import powers_of
 from discreet.accounting.powers import Losses, Powers
@@ -174,7 +174,7 @@ def test_none_because_makes_the_whole_infinite_and_says_why(event: DpEvent, reas
     whole = ComposedDpEvent([GaussianDpEvent(1.0), event, event])
     assert epsilon(whole, 1e-5, REPLACE) == math.inf
     assert delta(whole, 100.0, REPLACE) == 1.0
-    found = guarantee(whole, delta=1e-5, adjacency=REPLACE, unit="note")
+    found = guarantee_of(whole, delta=1e-5, adjacency=REPLACE, unit="note")
     assert not found.exists
     assert not found.certified
     assert found.reason is not None and reason in found.reason
@@ -183,14 +183,14 @@ def test_none_because_makes_the_whole_infinite_and_says_why(event: DpEvent, reas
 
 def test_a_guarantee_says_what_it_rests_on() -> None:
     steps = SelfComposedDpEvent(PoissonSampledDpEvent(0.01, ClippedSumDpEvent(1.0)), 1000)
-    found = guarantee(steps, delta=1e-5, unit="note", assumptions=("the seed is secret",))
+    found = guarantee_of(steps, delta=1e-5, unit="note", assumptions=("the seed is secret",))
     assert found.certified
     assert found.assumptions[0] == "the seed is secret"
     assert "only the noisy sum is visible" in found.sentence()
-    estimate = guarantee(steps, delta=1e-5, accountant="gdp")
+    estimate = guarantee_of(steps, delta=1e-5, accountant="gdp")
     assert not estimate.certified
     assert "Estimate, not a bound" in str(estimate)
-    assert guarantee(GaussianDpEvent(1.0), delta=1e-5, accountant="gdp").certified  # exact without sampling
+    assert guarantee_of(GaussianDpEvent(1.0), delta=1e-5, accountant="gdp").certified  # exact without sampling
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,7 @@ def test_a_tiny_delta_after_many_steps_has_an_epsilon() -> None:
     """It was infinite, where the rdp accountant proves 0.667."""
     event = training(4.8e-4, 1.87, 113_349)
     assert epsilon(event, 1.6e-12, accountant="rdp") < 0.667
-    found = guarantee(event, delta=1.6e-12)
+    found = guarantee_of(event, delta=1.6e-12)
     assert found.certified
     assert 0.59 < found.epsilon < 0.605
 
@@ -276,14 +276,14 @@ def test_the_default_reports_the_smaller_of_two_proofs_and_names_it(rate: float,
     for steps, at in ((1, 1e-9), (200, 1e-5), (1000 if rate > 0.01 else 100_000, 1e-13)):
         event = training(rate, noise, steps)
         other = epsilon(event, at, accountant="rdp")
-        found = guarantee(event, delta=at)
+        found = guarantee_of(event, delta=at)
         assert found.epsilon <= other
         assert found.epsilon == (other if found.accountant == "rdp" else pytest.approx(epsilon(event, at)))
         assert delta_of(event, found.epsilon) <= at * 1.01 + 1e-9
 
 
 def test_a_loss_too_large_for_any_grid_is_still_bounded_by_the_rdp_accountant() -> None:
-    found = guarantee(training(0.5, 5e-5, 10), delta=1e-5)
+    found = guarantee_of(training(0.5, 5e-5, 10), delta=1e-5)
     assert found.accountant == "rdp"
     assert found.certified
     assert math.isfinite(found.epsilon)

@@ -19,7 +19,7 @@ from discreet.accounting.events import (
     VisibleVectorsDpEvent,
     VonMisesFisherDpEvent,
 )
-from discreet.accounting.interpret import epsilon, guarantee
+from discreet.accounting.interpret import epsilon, guarantee_of
 from discreet.core.errors import UnsupportedError
 from discreet.core.guarantee import Adjacency
 from discreet.mechanisms.priv_unit import PrivUnit
@@ -104,5 +104,7 @@ def test_a_local_mechanism_says_so_itself() -> None:
 
 def test_an_answer_of_an_empty_record_is_stated() -> None:
     response = RandomizedResponseDpEvent(0.5, 2)
-    assert "an empty record answers uniformly at random" in guarantee(response, delta=1e-5, adjacency=ZERO).assumptions
-    assert guarantee(response, delta=1e-5, adjacency=REPLACE).assumptions == ()
+    assert (
+        "an empty record answers uniformly at random" in guarantee_of(response, delta=1e-5, adjacency=ZERO).assumptions
+    )
+    assert guarantee_of(response, delta=1e-5, adjacency=REPLACE).assumptions == ()

@@ -29,7 +29,7 @@ from discreet.accounting.events import (
     decompose,
     event_to_json,
 )
-from discreet.accounting.interpret import guarantee, pure_epsilon
+from discreet.accounting.interpret import guarantee_of, pure_epsilon
 from discreet.accounting.ledger import Budget, Ledger, Receipt
 from discreet.accounting.ledger_file import most
 from discreet.accounting.losses import use_curve
@@ -356,7 +356,7 @@ def test_spends_are_allowed_and_refused_as_by_pricing_every_one() -> None:
     spent: list[object] = []
     with open_for_a_person(30.0) as ledger:
         for number, which in enumerate(order):
-            slow = guarantee(
+            slow = guarantee_of(
                 ComposedDpEvent([*spent, events[which]]), delta=1e-6, adjacency="replace-one"
             ).epsilon  # the slow twin: every spend priced with all before it
             if slow <= 30.0:

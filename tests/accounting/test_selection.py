@@ -26,7 +26,7 @@ from discreet.accounting.events import (
     decompose,
     simplify,
 )
-from discreet.accounting.interpret import delta, epsilon, guarantee, pure_epsilon
+from discreet.accounting.interpret import delta, epsilon, guarantee_of, pure_epsilon
 from discreet.accounting.selection import either, halting_probability, poisson_rate, runs_for, selected
 from discreet.core.errors import SettingError, UnsupportedError
 from discreet.core.guarantee import Adjacency
@@ -91,7 +91,7 @@ def test_gaussian_noise_is_bounded_in_both_orders_and_more_tightly_than_by_diver
         assert max(hockey_stick(released, other, eps), hockey_stick(other, released, eps)) <= delta(event, eps)
     by_curve, by_divergences = epsilon(event, 1e-5), epsilon(event, 1e-5, accountant="rdp")
     assert by_curve < 0.9 * by_divergences
-    assert guarantee(event, delta=1e-5).accountant == "pld"
+    assert guarantee_of(event, delta=1e-5).accountant == "pld"
 
 
 def test_selection_costs_more_than_one_run_and_less_than_all_of_them() -> None:
@@ -130,14 +130,14 @@ def test_what_is_not_proven_or_not_private_stays_so_inside_a_selection() -> None
     with pytest.raises(UnsupportedError):
         epsilon(RepeatAndSelectDpEvent(per_record, 3.0, math.inf), 1e-5)
     for event in (NoGuaranteeDpEvent("made up"), OneOfDpEvent((GaussianDpEvent(1.0), NoGuaranteeDpEvent("made up")))):
-        assert not guarantee(RepeatAndSelectDpEvent(event, 3.0, math.inf), delta=1e-5).exists
+        assert not guarantee_of(RepeatAndSelectDpEvent(event, 3.0, math.inf), delta=1e-5).exists
     with pytest.raises(SettingError, match="mean"):
         epsilon(RepeatAndSelectDpEvent(GaussianDpEvent(1.0), 0.5, math.inf), 1e-5)
     with pytest.raises(SettingError, match="shape"):
         epsilon(RepeatAndSelectDpEvent(GaussianDpEvent(1.0), 2.0, -1.0), 1e-5)
     with pytest.raises(SettingError, match="events"):
         OneOfDpEvent(())
-    stated = guarantee(RepeatAndSelectDpEvent(GaussianDpEvent(1.0), 2.0, math.inf), delta=1e-5)
+    stated = guarantee_of(RepeatAndSelectDpEvent(GaussianDpEvent(1.0), 2.0, math.inf), delta=1e-5)
     assert any("stay secret" in text for text in stated.assumptions)
 
 

@@ -124,12 +124,12 @@ def test_a_direction_released_nearly_as_it_is_costs_its_largest_loss(
 ) -> None:
     """Doubles hold kappa t to 1e-16 of kappa only, so past 1e10 no smaller figure is proven."""
     from discreet.accounting.events import SelfComposedDpEvent, VonMisesFisherDpEvent
-    from discreet.accounting.interpret import delta, guarantee
+    from discreet.accounting.interpret import delta, guarantee_of
     from discreet.accounting.risk import most_identified
 
     one = VonMisesFisherDpEvent(kappa, dimension)
     for event, times in ((one, 1), (SelfComposedDpEvent(one, 3), 3)):
-        found = guarantee(event, delta=1e-5, adjacency=adjacency, accountant=accountant)
+        found = guarantee_of(event, delta=1e-5, adjacency=adjacency, accountant=accountant)
         assert found.certified and found.epsilon == pytest.approx(2 * kappa * times, rel=1e-4)
     assert delta(one, kappa, adjacency) > 0.5
     assert most_identified(one, 64, adjacency) == 1.0

@@ -22,7 +22,7 @@ from discreet.accounting.events import (
 )
 from discreet.accounting.gdp import gaussian_noise
 from discreet.accounting.instance_encoding import InstanceEncodingCost, Load
-from discreet.accounting.interpret import epsilon, guarantee
+from discreet.accounting.interpret import epsilon, guarantee_of
 from discreet.accounting.risk import most_identified
 from discreet.accounting.selection import selected
 
@@ -41,7 +41,7 @@ def test_noise_one_at_rate_one_percent(steps: int, pld: float, rdp: float) -> No
 
 def test_the_central_limit_says_less_and_is_called_an_estimate() -> None:
     """Bu, Dong, Long and Su 2020: mu = rate sqrt(T (e - 1)); 1.618 where the truth is 1.829."""
-    found = guarantee(training(1.0, 0.01, 1000), delta=1e-5, accountant="gdp")
+    found = guarantee_of(training(1.0, 0.01, 1000), delta=1e-5, accountant="gdp")
     assert found.epsilon == pytest.approx(1.618, abs=1e-3)
     assert not found.certified
     assert "Estimate, not a bound" in found.sentence()

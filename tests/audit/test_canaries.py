@@ -156,7 +156,7 @@ def test_an_excluded_canary_is_an_empty_record_under_zero_out(tiny_encoder: Call
         model = Classifier.build(
             rows, ModelSettings(encoder=str(tiny_encoder("bert")), train="head", dropout=0.0), rng=Rng(0)
         )
-        plan = TrainingPlan.make(model, rows, protect=DPSGD(noise_multiplier=0.5), train=SETTINGS, noise_seed=2)
+        plan = TrainingPlan.make(model, rows, protect=DPSGD(noise_multiplier=0.5), training=SETTINGS, noise_seed=2)
         assert plan.units == 52
         train(model, rows, plan, job=Job(canaries=canaries))
         return model.state_dict()

@@ -187,7 +187,7 @@ class Tiny:
             corpus, canaries = plant_texts(corpus, 8, protect.adjacency, Rng(3))
         settings = dataclasses.replace(self.settings, train=train_part)
         model = Classifier.build(corpus, settings, rng=Rng(0))
-        plan = TrainingPlan.make(model, corpus, protect=protect, train=SETTINGS)
+        plan = TrainingPlan.make(model, corpus, protect=protect, training=SETTINGS)
         if canaries is None:
             canaries = GradientCanaries.of(100, plan, Rng(1))
         else:
@@ -377,7 +377,7 @@ def test_a_figure_of_fewer_steps_than_were_taken_is_refuted(tiny: Tiny) -> None:
     tiny.watched(NOISE)
     assert tiny.record is not None
     model = Classifier.build(tiny.corpus, tiny.settings, rng=Rng(0))
-    plan = TrainingPlan.make(model, tiny.corpus, protect=NOISE, train=dataclasses.replace(SETTINGS, epochs=2))
+    plan = TrainingPlan.make(model, tiny.corpus, protect=NOISE, training=dataclasses.replace(SETTINGS, epochs=2))
     stated = train(model, tiny.corpus, plan).guarantee
     tested, _ = checks_of(tiny.record, "", plan.protect, stated)
     assert failed(tested) == {Aspect.COST}

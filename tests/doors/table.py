@@ -16,7 +16,7 @@ import pytest
 DOORS = {
     "train": "`discreet train --protect dp-sgd`",
     "tune": "`discreet tune`",
-    "discreet.train": "`discreet.train(model, corpus, plan)`",
+    "discreet.training.train": "`discreet.training.train(model, corpus, plan)`",
     "step": "`make_private`: `batches` and `step`",
     "capture": "`make_private`: `batches` and `capture`",
     "record": "`make_private`: `record`, `accumulate`, `release`",

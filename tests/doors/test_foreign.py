@@ -133,7 +133,7 @@ def test_a_trainer_with_it_has_an_estimate(tmp_path: Path) -> None:
 
 @door("TextClassifier", "foreign", ESTIMATE)
 def test_a_classifier_with_it_has_an_estimate(tiny_encoder: Callable[[str], Path]) -> None:
-    made = TextClassifier(str(tiny_encoder("bert")), protect=QUIET, part="head", train=QUICK, classes=NAMES)
+    made = TextClassifier(str(tiny_encoder("bert")), protect=QUIET, train="head", training=QUICK, classes=NAMES)
     assert is_an_estimate(made.fit(TEXTS, LABELS).guarantee_)
 
 

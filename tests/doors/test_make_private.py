@@ -50,7 +50,7 @@ def rows(count: int = UNITS, seed: int = 1) -> list[tuple[Tensor, Tensor]]:
 
 
 def make(net: nn.Module, folder: Path, **changes: Any) -> PrivateTraining:
-    settings: dict[str, Any] = {"units": UNITS, "batch_size": 12, "steps": STEPS, "unit": "person"}
+    settings: dict[str, Any] = {"num_units": UNITS, "batch_size": 12, "steps": STEPS, "unit": "person"}
     return make_private(net, NOISE, **settings | {"ledger": folder / "ledger.jsonl"} | changes)
 
 

@@ -18,7 +18,7 @@ from torch.utils.data import Subset
 
 from discreet import DPSGD, Ledger, Rng
 from discreet.accounting.events import ClippedSumDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
-from discreet.accounting.interpret import guarantee as guarantee_of
+from discreet.accounting.interpret import guarantee_of
 from discreet.core.errors import DataError, LedgerError, ModelError, SettingError, UnsupportedError
 from discreet.core.guarantee import HELD_OUT, Caveat, Guarantee
 from discreet.integrations import account
@@ -31,7 +31,7 @@ NOISE = DPSGD(noise_multiplier=1.0, clip_norm=0.5)
 
 def trainer(folder: Path, kind: type[PrivateTrainer] = PrivateTrainer, changes: Any = None, **given: Any) -> Any:
     settings: dict[str, Any] = {"train_dataset": rows(), "data_collator": padded}
-    settings |= {"protect": NOISE, "unit": "patient_id"}
+    settings |= {"protect": NOISE, "groups": "patient_id"}
     short = {"max_steps": STEPS, "logging_steps": 1} | (changes or {})
     return kind(bert(), arguments(folder, **short), **settings | given)
 
@@ -79,16 +79,30 @@ def interrupt(control: Any, model: nn.Module, state: Any) -> None:
 
 @door("PrivateTrainer", "unit", CERTIFIED)
 def test_without_a_unit_each_row_is_protected_and_the_column_of_people_is_named(tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match="'patient_id'.*a guarantee would be for each row"):
-        trained = trainer(tmp_path, unit=None)
+    with pytest.warns(
+        UserWarning, match=r"'patient_id'.*a guarantee would be for each row.*groups='patient_id'.*groups='row'"
+    ):
+        trained = trainer(tmp_path, groups=None)
     trained.train()
     assert trained.guarantee.unit == "row" and trained.guarantee.certified
     assert trained.guarantee.epsilon == pytest.approx(cost(units=ROWS)) and cost(units=ROWS) < cost()
 
 
+@door("PrivateTrainer", "unit", REJECTED)
+def test_a_word_for_a_unit_needs_the_ids_of_the_units(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"Expected groups.*unit='patient_id'.*groups='row'"):
+        trainer(tmp_path, groups=None, unit="patient_id")
+
+
+def test_the_word_for_a_unit_is_that_of_the_column_or_ones_own(tmp_path: Path) -> None:
+    own = trainer(tmp_path, unit="subject")
+    own.train()
+    assert own.guarantee.unit == "subject" and own.guarantee.epsilon == pytest.approx(cost())
+
+
 @door("PrivateTrainer", "unit", CERTIFIED)
 def test_rows_are_confirmed_as_units_without_a_warning(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
-    assert trainer(tmp_path, unit="row")._unit_ids is None
+    assert trainer(tmp_path, groups="row")._unit_ids is None
     assert not [one for one in recwarn if "patient_id" in str(one.message)]
 
 
@@ -364,9 +378,9 @@ SHARED: dict[str, Callable[[], tuple[Any, Any]]] = {
 def test_rows_and_units_of_the_train_dataset_are_not_evaluated_on(tmp_path: Path, name: str) -> None:
     unit, dataset = SHARED[name]()
     with pytest.raises(DataError, match=r"eval_dataset.* to share no row and no unit with the train dataset"):
-        trainer(tmp_path, train_dataset=SAME, unit=unit, eval_dataset=dataset)
+        trainer(tmp_path, train_dataset=SAME, groups=unit, eval_dataset=dataset)
     assert not (tmp_path / "out" / LEDGER).exists(), "nothing is spent"
-    trained = trainer(tmp_path, train_dataset=SAME, unit=unit)
+    trained = trainer(tmp_path, train_dataset=SAME, groups=unit)
     with pytest.raises(DataError, match="eval_dataset"):
         trained.evaluate(dataset)
     if not isinstance(dataset, dict):
@@ -408,7 +422,7 @@ def long_rows(length: int, count: int = 20, seed: int = 5) -> list[dict[str, Any
 @door("PrivateTrainer", "evaluate", REJECTED)
 @pytest.mark.parametrize(("length", "other"), [(12, 10), (10, 12)])
 def test_training_rows_are_recognized_if_they_are_truncated_otherwise(tmp_path: Path, length: int, other: int) -> None:
-    given: dict[str, Any] = {"train_dataset": long_rows(length), "unit": None}
+    given: dict[str, Any] = {"train_dataset": long_rows(length), "groups": None}
     fresh = long_rows(other, 40, seed=6)
     with pytest.raises(DataError, match="20 rows of it"):
         trainer(tmp_path, eval_dataset=[*long_rows(other), *fresh], **given)

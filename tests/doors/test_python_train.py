@@ -1,4 +1,4 @@
-"""`discreet.train(model, corpus, plan)`: the loop in Python, with a ledger of the caller's or in memory."""
+"""`discreet.training.train(model, corpus, plan)`: the loop in Python, with a ledger of the caller's or in memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from tests.doors.table import CERTIFIED, ESTIMATE, REJECTED, door
 from torch import Tensor, nn
 
-from discreet import DPSGD, Job, Ledger, TrainingPlan, TrainSettings, evaluate, people_totals, train
+from discreet import DPSGD, Ledger, TrainSettings, people_totals
 from discreet.accounting.interpret import epsilon
 from discreet.core.errors import DataError, LedgerError, ModelError, SettingError, UnsupportedError
 from discreet.core.guarantee import Caveat, Guarantee
@@ -22,6 +22,7 @@ from discreet.data.corpus import Corpus
 from discreet.models.classifier import Classifier
 from discreet.runs.checkpoint import LEDGER
 from discreet.runs.people import People
+from discreet.training import Job, TrainingPlan, evaluate, train
 from discreet.training.steps import Report
 
 SHORT = TrainSettings(epochs=2, batch_size=10)
@@ -48,7 +49,7 @@ def model(corpus: Corpus, tiny_encoder: Callable[[str], Path]) -> Classifier:
 
 @pytest.fixture
 def plan(model: Classifier, corpus: Corpus) -> TrainingPlan:
-    return TrainingPlan.make(model, corpus, protect=NOISE, train=SHORT)
+    return TrainingPlan.make(model, corpus, protect=NOISE, training=SHORT)
 
 
 def planned(plan: TrainingPlan) -> float:
@@ -68,10 +69,10 @@ def with_validation(corpus: Corpus, held_out: int) -> Corpus:
     return replace(corpus, splits=("train",) * first + ("validation",) * held_out)
 
 
-@door("discreet.train", "unit", REJECTED)
+@door("discreet.training.train", "unit", REJECTED)
 def test_rows_without_ids_do_not_spend_from_a_ledger_of_patients(model: Classifier, corpus: Corpus) -> None:
     rows = replace(corpus, units=None, unit_name="row")
-    plan = TrainingPlan.make(model, rows, protect=NOISE, train=SHORT)
+    plan = TrainingPlan.make(model, rows, protect=NOISE, training=SHORT)
     with (
         Ledger.open(None, unit="patient", adjacency="zero-out") as ledger,
         pytest.raises(SettingError, match="'row' in the ledger"),
@@ -80,15 +81,15 @@ def test_rows_without_ids_do_not_spend_from_a_ledger_of_patients(model: Classifi
     assert People().records() == []
 
 
-@door("discreet.train", "unit", CERTIFIED)
+@door("discreet.training.train", "unit", CERTIFIED)
 def test_rows_without_ids_are_certified_as_rows(model: Classifier, corpus: Corpus) -> None:
     rows = replace(corpus, units=None, unit_name="row")
-    plan = TrainingPlan.make(model, rows, protect=NOISE, train=SHORT)
+    plan = TrainingPlan.make(model, rows, protect=NOISE, training=SHORT)
     stated = train(model, rows, plan).guarantee
     assert is_true(stated, plan) and stated is not None and stated.unit == "row" and plan.units == 40
 
 
-@door("discreet.train", "again", CERTIFIED)
+@door("discreet.training.train", "again", CERTIFIED)
 def test_a_second_training_is_certified_by_itself_and_adds_up_in_the_record(
     model: Classifier, corpus: Corpus, plan: TrainingPlan
 ) -> None:
@@ -103,11 +104,11 @@ def test_a_second_training_is_certified_by_itself_and_adds_up_in_the_record(
     assert "If an earlier result decided whether to release again" in total.sentence()
 
 
-@door("discreet.train", "stop", CERTIFIED)
+@door("discreet.training.train", "stop", CERTIFIED)
 def test_a_run_that_stops_because_of_its_scores_costs_all_planned_steps(model: Classifier, corpus: Corpus) -> None:
     held_out = with_validation(corpus, 8)
     settings = replace(SHORT, patience=1, epochs=10, learning_rate=1e-9)
-    plan = TrainingPlan.make(model, held_out, protect=NOISE, train=settings)
+    plan = TrainingPlan.make(model, held_out, protect=NOISE, training=settings)
     done = train(model, held_out, plan)
     assert done.finished and done.steps < plan.steps, "the score does not improve"
     assert is_true(done.guarantee, plan)
@@ -115,7 +116,7 @@ def test_a_run_that_stops_because_of_its_scores_costs_all_planned_steps(model: C
     assert total.guarantee.epsilon == pytest.approx(planned(plan))
 
 
-@door("discreet.train", "error", REJECTED)
+@door("discreet.training.train", "error", REJECTED)
 def test_an_error_ends_the_training_without_a_guarantee_and_what_was_spent_stays_spent(
     model: Classifier, corpus: Corpus, plan: TrainingPlan
 ) -> None:
@@ -158,7 +159,7 @@ class Running(nn.Module):
         return self.inner(vectors)  # type: ignore[no-any-return]
 
 
-@door("discreet.train", "state", ESTIMATE)
+@door("discreet.training.train", "state", ESTIMATE)
 @pytest.mark.parametrize("place", ["buffer", "data", "frozen"])
 def test_a_layer_that_keeps_state_of_private_rows_is_a_caveat(
     place: str, model: Classifier, corpus: Corpus, plan: TrainingPlan
@@ -170,7 +171,7 @@ def test_a_layer_that_keeps_state_of_private_rows_is_a_caveat(
     assert record.caveats == (Caveat.UNPROTECTED_STATE.value,)
 
 
-@door("discreet.train", "state", REJECTED)
+@door("discreet.training.train", "state", REJECTED)
 def test_a_layer_that_mixes_rows_is_rejected(model: Classifier, corpus: Corpus, plan: TrainingPlan) -> None:
     model.head = nn.Sequential(nn.BatchNorm1d(model.width), model.head)  # type: ignore[assignment]
     with pytest.raises(UnsupportedError):
@@ -178,7 +179,7 @@ def test_a_layer_that_mixes_rows_is_rejected(model: Classifier, corpus: Corpus, 
     assert People().records() == [], "before anything is counted"
 
 
-@door("discreet.train", "log", CERTIFIED)
+@door("discreet.training.train", "log", CERTIFIED)
 def test_the_result_and_the_workspace_hold_no_loss_and_no_batch(
     model: Classifier, corpus: Corpus, plan: TrainingPlan, tmp_path: Path
 ) -> None:
@@ -200,7 +201,7 @@ def stopped(model: Classifier, corpus: Corpus, plan: TrainingPlan, workspace: Pa
     assert not done.finished and done.steps == 1
 
 
-@door("discreet.train", "resume", REJECTED)
+@door("discreet.training.train", "resume", REJECTED)
 def test_a_stopped_training_is_not_resumed_with_other_weights_data_or_settings(
     model: Classifier, corpus: Corpus, plan: TrainingPlan, tmp_path: Path
 ) -> None:
@@ -224,7 +225,7 @@ def test_a_stopped_training_is_not_resumed_with_other_weights_data_or_settings(
     assert record.spends == plan.steps and record.finished
 
 
-@door("discreet.train", "edit", REJECTED)
+@door("discreet.training.train", "edit", REJECTED)
 def test_a_ledger_with_a_changed_or_missing_step_is_not_continued(
     model: Classifier, corpus: Corpus, plan: TrainingPlan, tmp_path: Path
 ) -> None:
@@ -249,7 +250,7 @@ def test_a_ledger_with_a_changed_or_missing_step_is_not_continued(
     assert record.spends >= 1, "the record of the people is not in the folder"
 
 
-@door("discreet.train", "evaluate", CERTIFIED)
+@door("discreet.training.train", "evaluate", CERTIFIED)
 def test_scores_on_training_rows_are_the_callers_alone(model: Classifier, corpus: Corpus, plan: TrainingPlan) -> None:
     done = train(model, corpus, plan)
     scores: Any = evaluate(model, corpus.split("train"))
@@ -257,11 +258,11 @@ def test_scores_on_training_rows_are_the_callers_alone(model: Classifier, corpus
     assert done.guarantee is not None and "accuracy" not in json.dumps([done.guarantee.as_dict(), *done.history])
 
 
-@door("discreet.train", "evaluate", REJECTED)
+@door("discreet.training.train", "evaluate", REJECTED)
 def test_rows_of_a_training_unit_never_choose_the_model(model: Classifier, corpus: Corpus) -> None:
     # One patient with rows on both sides would choose the epoch with a row that has no noise.
     both = replace(corpus, splits=("train",) * 39 + ("validation",))
-    patient = TrainingPlan.make(model, both, protect=NOISE, train=replace(SHORT, patience=1))
+    patient = TrainingPlan.make(model, both, protect=NOISE, training=replace(SHORT, patience=1))
     with pytest.raises(DataError, match="other patients than the training rows"):
         train(model, both, patient)
     assert corpus.labels is not None
@@ -277,7 +278,7 @@ def test_rows_of_a_training_unit_never_choose_the_model(model: Classifier, corpu
             label_names=corpus.label_names,
             splits=("train",) * 40 + ("validation",) * 40,
         )
-        plan = TrainingPlan.make(model, twice, protect=NOISE, train=replace(SHORT, patience=1))
+        plan = TrainingPlan.make(model, twice, protect=NOISE, training=replace(SHORT, patience=1))
         with pytest.raises(DataError, match=f"that are not training rows, got {shared} of 40"):
             train(model, twice, plan)
     assert all(record.spends == 0 for record in People().records())

@@ -33,7 +33,13 @@ NOISE = DPSGD(noise_multiplier=2.0, delta=1e-5)
 @pytest.fixture
 def make(tiny_encoder: Callable[[str], Path]) -> Callable[..., TextClassifier]:
     """Return a function from changed settings to a classifier that trains quickly."""
-    given: dict[str, Any] = {"protect": NOISE, "part": "head", "train": QUICK, "unit": "patient", "classes": CLASSES}
+    given: dict[str, Any] = {
+        "protect": NOISE,
+        "train": "head",
+        "training": QUICK,
+        "unit": "patient",
+        "classes": CLASSES,
+    }
     return lambda **changes: TextClassifier(str(tiny_encoder("bert")), **(given | changes))
 
 
@@ -95,7 +101,7 @@ def test_a_budget_rejects_one_fit_too_many(make: Callable[..., TextClassifier]) 
 @door("TextClassifier", "stop", REJECTED)
 def test_there_are_no_rows_by_which_it_could_stop_early(make: Callable[..., TextClassifier]) -> None:
     stops = TrainSettings(epochs=2, batch_size=10, patience=1)
-    made = make(train=stops)
+    made = make(training=stops)
     with pytest.raises(DiscreetError, match="validation"):
         made.fit(TEXTS, LABELS, groups=PATIENTS)
     with pytest.raises(NotFittedError):
@@ -209,7 +215,7 @@ def test_scores_on_training_rows_are_not_kept_and_every_candidate_adds_up(
         warnings.simplefilter("ignore", SpendsAgain)
         for rate in (0.01, 0.1):
             settings = TrainSettings(epochs=2, batch_size=10, learning_rate=rate)
-            candidates.append(make(train=settings).fit(TEXTS, LABELS, groups=PATIENTS))
+            candidates.append(make(training=settings).fit(TEXTS, LABELS, groups=PATIENTS))
     best = max(candidates, key=lambda one: one.score(TEXTS, LABELS))
     best.save(tmp_path / "model")
     saved = files(tmp_path / "model")

@@ -66,7 +66,7 @@ def scene_of(corpus: Corpus, folder: str, protect: Any = None, train_part: str =
     settings = ModelSettings(encoder=folder, train=train_part, dropout=0.0)
     model = Classifier.build(corpus, settings, rng=Rng(0).fork("model"))
     choices = RunChoices(TextSource("toy"), settings, LOOP, protect, 0)
-    plan = TrainingPlan.make(model, corpus, protect=protect, train=LOOP, noise_seed=0)
+    plan = TrainingPlan.make(model, corpus, protect=protect, training=LOOP, noise_seed=0)
     target = Target(corpus, choices)
     if protect is None:
         train(model, corpus, plan)
@@ -213,7 +213,7 @@ def test_references_of_a_target_that_started_from_public_text_start_from_it_too(
     choices = RunChoices(TextSource("toy"), settings, replace(LOOP, epochs=3), protect, 0)
     target = Classifier.build(corpus, settings, rng=Rng(0).fork("model"))
     plan = TrainingPlan.make(
-        target, corpus, protect=protect, train=choices.training, public=public_corpus(protect, corpus, Columns())
+        target, corpus, protect=protect, training=choices.training, public=public_corpus(protect, corpus, Columns())
     )
     start_from_public(target, plan, Job())
     starts: list[bool] = []
@@ -312,14 +312,14 @@ def test_a_language_model_that_learned_its_texts_by_heart_gives_them_away(
     texts = tuple(" ".join(draw.choice(WORDS, 10)) for _ in range(140))  # nothing to learn but by heart
     first = LanguageModel.load(ModelSettings(str(tiny_causal("llama"))), rng=Rng(0))
     public, before = Corpus("public", texts[80:]), TrainSettings(epochs=4, batch_size=8, learning_rate=0.01)
-    train(first, public, TrainingPlan.make(first, public, train=before))
+    train(first, public, TrainingPlan.make(first, public, training=before))
     shutil.copytree(tiny_causal("llama"), tmp_path / "pretrained")
     first.network.save_pretrained(tmp_path / "pretrained")
     corpus = Corpus("toy", texts[:80], splits=("train",) * 40 + ("validation",) * 40)
     settings = ModelSettings(str(tmp_path / "pretrained"))
     loop = TrainSettings(epochs=20, batch_size=8, learning_rate=0.01, weight_decay=0.0)
     model = LanguageModel.load(settings, rng=Rng(0))
-    train(model, corpus, TrainingPlan.make(model, corpus, train=loop))
+    train(model, corpus, TrainingPlan.make(model, corpus, training=loop))
     target = Target(corpus, RunChoices(TextSource("toy", task="unlabelled"), settings, loop))
     scene = Scene.of(corpus, model.eval(), target=target)
     for name in ("ez-mia", "min-k", "loss"):

@@ -1,4 +1,4 @@
-"""`discreet.attack`: models that the user holds, from their gradients to what was read of their texts."""
+"""`discreet.attack_model`: models that the user holds, from their gradients to what was read of their texts."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -48,27 +48,27 @@ def held(tiny_encoder: Callable[[str], Path], tiny_causal: Callable[[str], Path]
 def test_dager_reads_every_kind_of_model(held: Held, auto: str, kind: str) -> None:
     network, tokenizer = held(auto, kind)
     training = network.train().training
-    found = discreet.attack(network, tokenizer, TEXTS, "dager")
+    found = discreet.attack_model(network, tokenizer, TEXTS, "dager")
     assert found.n == 3 and {example.guess for example in found.examples} == set(TEXTS)
     assert found.guarantee is None and network.training == training
-    together = discreet.attack(network, tokenizer, TEXTS, "dager", batch_size=3)
+    together = discreet.attack_model(network, tokenizer, TEXTS, "dager", batch_size=3)
     assert {leak.metric: leak.value for leak in together.leakages}["exact_match"] == 1.0
 
 
 def test_labels_may_be_names_numbers_or_one_for_each_token(held: Held) -> None:
     network, tokenizer = held("AutoModelForSequenceClassification")
     for labels in ([0, 1, 1], ["LABEL_0", "LABEL_1", "LABEL_1"]):
-        assert discreet.attack(network, tokenizer, TEXTS, "dager", labels=labels).n == 3
+        assert discreet.attack_model(network, tokenizer, TEXTS, "dager", labels=labels).n == 3
     with pytest.raises(SettingError, match="labels"):
-        discreet.attack(network, tokenizer, TEXTS, "dager", labels=["ward", "LABEL_0", "LABEL_1"])
+        discreet.attack_model(network, tokenizer, TEXTS, "dager", labels=["ward", "LABEL_0", "LABEL_1"])
     tokens, tokenizer = held("AutoModelForTokenClassification")
     each = [[1] * len(tokenizer(text)["input_ids"]) for text in TEXTS]
-    assert discreet.attack(tokens, tokenizer, TEXTS, "dager", labels=each).leakages[0].value == 1.0
+    assert discreet.attack_model(tokens, tokenizer, TEXTS, "dager", labels=each).leakages[0].value == 1.0
 
 
 def test_a_budget_is_that_of_the_one_release_and_hides_the_text(held: Held) -> None:
     network, tokenizer = held("AutoModelForCausalLM", "llama")
-    found = discreet.attack(network, tokenizer, TEXTS, "dager", protect=discreet.DPSGD(epsilon=8), noise_seed=1)
+    found = discreet.attack_model(network, tokenizer, TEXTS, "dager", protect=discreet.DPSGD(epsilon=8), noise_seed=1)
     assert found.guarantee is not None and found.guarantee.epsilon == pytest.approx(8, rel=0.01)
     assert {leak.metric: leak.value for leak in found.leakages}["exact_match"] == 0
 
@@ -79,7 +79,9 @@ def test_every_gradient_attack_runs_or_says_why_not(held: Held, name: str, auto:
     network, tokenizer = held(auto, "gpt2" if "Causal" in auto else "bert")
     public = [f"the {word} was {other}" for word in WORDS[:6] for other in WORDS[6:10]]
     try:
-        found = discreet.attack(network, tokenizer, TEXTS, name, public=public, seconds=0.2, candidates=3, noise_seed=1)
+        found = discreet.attack_model(
+            network, tokenizer, TEXTS, name, public=public, seconds=0.2, candidates=3, noise_seed=1
+        )
     except UnsupportedError as error:
         # A tied output layer gives every word a gradient, and GPT-2 has no norm before its first block.
         assert auto == "AutoModelForCausalLM", error
@@ -91,12 +93,12 @@ def test_every_gradient_attack_runs_or_says_why_not(held: Held, name: str, auto:
 def test_other_models_and_attacks_are_rejected_by_name(held: Held, tiny_encoder: Callable[[str], Path]) -> None:
     network, tokenizer = held("AutoModelForSequenceClassification")
     with pytest.raises(UnsupportedError, match="BertModel.*AutoModelForSequenceClassification"):
-        discreet.attack(network.bert, tokenizer, TEXTS)
+        discreet.attack_model(network.bert, tokenizer, TEXTS)
     with pytest.raises(SettingError, match="attack"):
-        discreet.attack(network, tokenizer, TEXTS, "rss")
+        discreet.attack_model(network, tokenizer, TEXTS, "rss")
     with pytest.raises(DataError, match="texts"):
-        discreet.attack(network, tokenizer, [])
+        discreet.attack_model(network, tokenizer, [])
     with pytest.raises(SettingError, match="batch_size"):
-        discreet.attack(network, tokenizer, TEXTS, batch_size=4)
+        discreet.attack_model(network, tokenizer, TEXTS, batch_size=4)
     with pytest.raises(SettingError, match="settings"):
-        discreet.attack(network, tokenizer, TEXTS, discreet.Dager(), settings={"rounds": 1})
+        discreet.attack_model(network, tokenizer, TEXTS, discreet.attacks.Dager(), settings={"rounds": 1})

@@ -47,7 +47,7 @@ def test_a_table_names_it_so_that_it_is_found_again() -> None:
 def test_python_trains_under_it(tiny_encoder: Callable[[str], Path]) -> None:
     texts, labels = [f"a good film {i}" for i in range(40)], [i % 2 for i in range(40)]
     made = TextClassifier(
-        str(tiny_encoder("bert")), protect=protection(NAME, {}), part="head", train=TrainSettings(epochs=1)
+        str(tiny_encoder("bert")), protect=protection(NAME, {}), train="head", training=TrainSettings(epochs=1)
     )
     stated = made.fit(texts, labels).guarantee_
     assert stated is not None and not stated.exists

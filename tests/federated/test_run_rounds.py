@@ -31,7 +31,7 @@ from discreet.protections.texthide import AllMasks, TextHide
 from discreet.runs.checkpoint import LEDGER, trained
 from discreet.runs.folder import load_run
 from discreet.statement.facts import read_facts
-from discreet.statement.statement import statement
+from discreet.statement.statement import statement_of
 from discreet.training.loop import optimizer_for, set_rate
 
 Tiny = Callable[..., Federation]
@@ -250,7 +250,7 @@ def test_the_guarantee_holds_for_the_units_of_every_client(tiny: Tiny, tmp_path:
         assert result["guarantee"][key] == max(one[key] for one in each)
     facts = read_facts(tmp_path / "fed")
     assert len(facts.ledgers) == 3 and facts.guarantee is not None
-    found = statement(facts)
+    found = statement_of(facts)
     stated = facts.guarantee
     assert found["releases"]["ledger"]["guarantee"]["epsilon"] <= stated.epsilon
     profile = {row["epsilon"]: row["delta"] for row in found["parameters"]["privacy_profile"]}

@@ -109,8 +109,8 @@ def test_the_loop_ends_with_the_weights_of_a_slow_loop_over_units(
 ) -> None:
     slow = copy.deepcopy(model)
     optimizer = adam(model)
-    with make_private(model, NOISE, units=PEOPLE, batch_size=6, steps=8, secret=Rng(5)) as private:
-        for part in private.batches(dataset, unit_of=people, max_rows=max_rows):
+    with make_private(model, NOISE, num_units=PEOPLE, batch_size=6, steps=8, secret=Rng(5)) as private:
+        for part in private.batches(dataset, groups=people, max_rows=max_rows):
             private.step(losses_of(model, part), optimizer)
         assert private.position == 8 == private.ledger.statement.spends
         slow_loop(slow, private, dataset, [int(person[1:]) for person in people])
@@ -127,7 +127,7 @@ def test_sums_that_are_released_in_another_order_reach_their_parameters(model: N
     same = copy.deepcopy(model)
     for trained_model, protect in ((model, NOISE), (same, Backwards(noise_multiplier=1.0, clip_norm=0.5))):
         optimizer = adam(trained_model)
-        with make_private(trained_model, protect, units=ROWS, batch_size=10, steps=2, secret=Rng(5)) as private:
+        with make_private(trained_model, protect, num_units=ROWS, batch_size=10, steps=2, secret=Rng(5)) as private:
             for part in private.batches(dataset):
                 private.step(losses_of(trained_model, part), optimizer)
     assert torch.equal(flat(model), flat(same))
@@ -135,7 +135,7 @@ def test_sums_that_are_released_in_another_order_reach_their_parameters(model: N
 
 def test_one_row_is_one_unit_without_ids(model: Net, dataset: TensorDataset) -> None:
     slow = copy.deepcopy(model)
-    with make_private(model, NOISE, units=ROWS, batch_size=10, epochs=0.5, secret=Rng(5)) as private:
+    with make_private(model, NOISE, num_units=ROWS, batch_size=10, epochs=0.5, secret=Rng(5)) as private:
         assert private.steps == 3
         optimizer = adam(model)
         for part in private.batches(dataset):
@@ -159,11 +159,11 @@ def test_one_row_is_one_unit_without_ids(model: Net, dataset: TensorDataset) -> 
 
 def test_the_low_level_form_gives_the_same_sums_and_says_who_drew(model: Net, dataset: TensorDataset) -> None:
     again = copy.deepcopy(model)
-    with make_private(model, NOISE, units=ROWS, batch_size=10, steps=3, secret=Rng(5)) as private:
+    with make_private(model, NOISE, num_units=ROWS, batch_size=10, steps=3, secret=Rng(5)) as private:
         optimizer = adam(model)
         for part in private.batches(dataset, max_rows=60):
             private.step(losses_of(model, part), optimizer)
-    with make_private(again, NOISE, units=ROWS, batch_size=10, steps=3, secret=Rng(5)) as private:
+    with make_private(again, NOISE, num_units=ROWS, batch_size=10, steps=3, secret=Rng(5)) as private:
         optimizer = adam(again)
         for step in range(3):
             rows = torch.from_numpy(private.plan.sampler.draw(step, ROWS, private._source.fork("sampler")))
@@ -182,7 +182,7 @@ def test_the_low_level_form_gives_the_same_sums_and_says_who_drew(model: Net, da
 def test_an_empty_batch_releases_its_noise_without_a_part(model: Net, dataset: TensorDataset) -> None:
     before = flat(model)
     calls, moved = 0, 0
-    with make_private(model, NOISE, units=ROWS, batch_size=1, steps=12, secret=Rng(4)) as private:
+    with make_private(model, NOISE, num_units=ROWS, batch_size=1, steps=12, secret=Rng(4)) as private:
         optimizer = adam(model)
         sizes = [len(private.plan.sampler.draw(s, ROWS, private._source.fork("sampler"))) for s in range(12)]
         assert sizes[0] == 0 and 0 in sizes[1:], "the seed draws an empty batch first, and others later"
@@ -196,10 +196,10 @@ def test_an_empty_batch_releases_its_noise_without_a_part(model: Net, dataset: T
 
 
 def test_directional_dp_sgd_trains_and_is_certified(model: Net, dataset: TensorDataset, people: list[str]) -> None:
-    with make_private(model, DirDPSGD(epsilon=50), units=PEOPLE, batch_size=6, steps=4, unit="person") as private:
+    with make_private(model, DirDPSGD(epsilon=50), num_units=PEOPLE, batch_size=6, steps=4, unit="person") as private:
         private.check(model.losses, made_up())
         optimizer = adam(model)
-        for _ in private.batches(dataset, unit_of=people, max_rows=8):
+        for _ in private.batches(dataset, groups=people, max_rows=8):
             private.step(model.losses, optimizer)
         found = private.guarantee
     assert found.certified and 0 < found.epsilon <= 50 and found.adjacency is Adjacency.REPLACE_ONE
@@ -214,14 +214,14 @@ def trained(model: Net, dataset: Any, private: PrivateTraining, **settings: Any)
 
 class TestGuarantee:
     def test_checked_parts_are_certified(self, model: Net, dataset: TensorDataset) -> None:
-        with make_private(model, DPSGD(epsilon=8), units=ROWS, batch_size=10, steps=4, unit="note") as private:
+        with make_private(model, DPSGD(epsilon=8), num_units=ROWS, batch_size=10, steps=4, unit="note") as private:
             private.check(model.losses, made_up())
             found = trained(model, dataset, private).guarantee
         assert found.certified and 7 < found.epsilon <= 8 and found.adjacency is Adjacency.ZERO_OUT
         assert found.unit == "note" and private.ledger.statement.terms.caveats == frozenset()
 
     def test_unchecked_parts_are_an_estimate(self, model: Net, dataset: TensorDataset) -> None:
-        with make_private(model, DPSGD(epsilon=8), units=ROWS, batch_size=10, steps=2) as private:
+        with make_private(model, DPSGD(epsilon=8), num_units=ROWS, batch_size=10, steps=2) as private:
             found = trained(model, dataset, private).guarantee
         assert not found.certified and found.caveats == {Caveat.UNCHECKED_LOSSES}
         assert private.ledger.statement.terms.caveats == {Caveat.UNCHECKED_LOSSES}
@@ -229,14 +229,14 @@ class TestGuarantee:
     def test_parts_of_one_unit_need_a_check_too(self, model: Net, dataset: TensorDataset) -> None:
         found = []
         for checks in (False, True):
-            with make_private(model, DPSGD(epsilon=8), units=ROWS, batch_size=5, steps=2) as private:
+            with make_private(model, DPSGD(epsilon=8), num_units=ROWS, batch_size=5, steps=2) as private:
                 if checks:
                     private.check(model.losses, made_up())
                 found.append(trained(model, dataset, private, max_rows=1).guarantee.caveats)
         assert found == [{Caveat.UNCHECKED_LOSSES}, frozenset()]
 
     def test_a_fixed_seed_is_an_estimate(self, model: Net, dataset: TensorDataset) -> None:
-        with make_private(model, DPSGD(epsilon=8), units=ROWS, batch_size=5, steps=2, secret=Rng(1)) as private:
+        with make_private(model, DPSGD(epsilon=8), num_units=ROWS, batch_size=5, steps=2, secret=Rng(1)) as private:
             private.check(model.losses, made_up())
             assert trained(model, dataset, private, max_rows=1).guarantee.caveats == {Caveat.FIXED_SEED}
 
@@ -255,7 +255,7 @@ class TestGuarantee:
 
         found = {}
         for width in (None, 6):
-            with make_private(model, DPSGD(epsilon=8), units=40, batch_size=8, steps=3) as private:
+            with make_private(model, DPSGD(epsilon=8), num_units=40, batch_size=8, steps=3) as private:
                 collate = padded(width)
                 private.check(model.losses, rows[:8], collate)
                 trained(model, rows, private, collate=collate)
@@ -266,7 +266,7 @@ class TestGuarantee:
     def test_another_precision_than_the_one_that_was_checked_is_an_estimate(
         self, model: Net, dataset: TensorDataset
     ) -> None:
-        with make_private(model, DPSGD(epsilon=8), units=ROWS, batch_size=10, steps=6) as private:
+        with make_private(model, DPSGD(epsilon=8), num_units=ROWS, batch_size=10, steps=6) as private:
             private.check(model.losses, made_up())
             optimizer = adam(model)
             for number, _ in enumerate(private.batches(dataset, max_rows=8)):
@@ -286,7 +286,7 @@ class TestGuarantee:
         def losses(batch: dict[str, Tensor]) -> Tensor:
             return losses_of(model, (batch["ids"], batch["labels"]))
 
-        with make_private(model, DPSGD(epsilon=8), units=40, batch_size=10, steps=3) as private:
+        with make_private(model, DPSGD(epsilon=8), num_units=40, batch_size=10, steps=3) as private:
             private.check(losses, rows[:8], masked)
             optimizer = adam(model)
             for _ in private.batches(rows, masked):
@@ -303,12 +303,12 @@ class TestGuarantee:
     def test_the_size_of_parts_does_not_depend_on_the_number_of_rows(self, model: Net, dataset: TensorDataset) -> None:
         with make_private(model, NOISE, population=100, batch_size=20, steps=2) as private:
             few = private.rows(TensorDataset(*dataset[:30]))
-            many = private.rows(dataset, unit_of=[row % 30 for row in range(ROWS)])
+            many = private.rows(dataset, groups=[row % 30 for row in range(ROWS)])
         assert few.shapes == many.shapes
 
     def test_training_ends_at_the_budget(self, model: Net, dataset: TensorDataset) -> None:
         protect = DPSGD(noise_multiplier=1.0, epsilon=6)
-        with make_private(model, protect, units=ROWS, batch_size=20, steps=500) as private:
+        with make_private(model, protect, num_units=ROWS, batch_size=20, steps=500) as private:
             trained(model, dataset, private)
             assert private.out_of_budget and 0 < private.position < 500
             assert private.guarantee.epsilon <= 6 and private.epsilon <= 6 * 1.2
@@ -317,7 +317,7 @@ class TestGuarantee:
     def test_a_ledger_without_budget_left_is_an_error(self, model: Net, dataset: TensorDataset, tmp_path: Path) -> None:
         for _ in range(2):
             with make_private(
-                model, DPSGD(epsilon=3), units=ROWS, batch_size=20, steps=4, ledger=tmp_path / "ledger.jsonl"
+                model, DPSGD(epsilon=3), num_units=ROWS, batch_size=20, steps=4, ledger=tmp_path / "ledger.jsonl"
             ) as private:
                 if private.ledger.statement.spends:
                     with pytest.raises(BudgetError):
@@ -333,7 +333,7 @@ class TestGuarantee:
             spends.append(private.ledger.statement.spends)
             return torch.utils.data.default_collate(rows)
 
-        with make_private(model, NOISE, units=ROWS, batch_size=10, steps=3) as private:
+        with make_private(model, NOISE, num_units=ROWS, batch_size=10, steps=3) as private:
             trained(model, dataset, private, collate=collate, max_rows=60)
         assert spends == [3, 3, 3]  # all planned steps, before the first
 
@@ -342,7 +342,7 @@ class TestGuarantee:
     ) -> None:
         found = {}
         for size in (8, 1):
-            with make_private(model, NOISE, units=ROWS, batch_size=4, steps=2) as private:
+            with make_private(model, NOISE, num_units=ROWS, batch_size=4, steps=2) as private:
                 private.check(model.losses, made_up())
                 optimizer = adam(model)
                 for part in private.batches(dataset, max_rows=size):
@@ -353,7 +353,7 @@ class TestGuarantee:
 
     def test_a_training_that_never_began_a_step_spends_nothing(self, model: Net, tmp_path: Path) -> None:
         path = tmp_path / "ledger.jsonl"
-        with make_private(model, DPSGD(epsilon=8), units=ROWS, batch_size=10, steps=4, ledger=path) as private:
+        with make_private(model, DPSGD(epsilon=8), num_units=ROWS, batch_size=10, steps=4, ledger=path) as private:
             assert private.guarantee.epsilon == 0
         assert Ledger.read(path).spends == 0
 
@@ -363,7 +363,7 @@ class TestGuarantee:
         path = tmp_path / "ledger.jsonl"
         with (
             pytest.raises(KeyboardInterrupt),
-            make_private(model, NOISE, units=ROWS, batch_size=10, steps=5, ledger=path) as private,
+            make_private(model, NOISE, num_units=ROWS, batch_size=10, steps=5, ledger=path) as private,
         ):
             for _ in private.batches(dataset):
                 if private.step(model.losses, adam(model)):
@@ -372,7 +372,7 @@ class TestGuarantee:
 
     def test_two_loops_at_once_do_not_mix_their_parts(self, model: Net, dataset: TensorDataset) -> None:
         optimizer = adam(model)
-        with make_private(model, NOISE, units=ROWS, batch_size=30, steps=3) as private:
+        with make_private(model, NOISE, num_units=ROWS, batch_size=30, steps=3) as private:
             parts, later = private.batches(dataset, max_rows=8), private.batches(dataset, max_rows=8)
             next(parts)
             private.step(model.losses, optimizer)
@@ -391,7 +391,7 @@ class TestGuarantee:
         found = []
         for change in ("none", "backward", "scale"):
             optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-            with make_private(model, NOISE, units=ROWS, batch_size=10, steps=3) as private:
+            with make_private(model, NOISE, num_units=ROWS, batch_size=10, steps=3) as private:
                 private.check(model.losses, made_up())
                 rows = private.rows(dataset, max_rows=8)
                 while private.position < private.steps and private.gradients(rows, model.losses):
@@ -410,7 +410,7 @@ class TestGuarantee:
         optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.1)
         schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
         average = torch.optim.swa_utils.AveragedModel(model)
-        with make_private(model, NOISE, units=ROWS, batch_size=10, steps=3) as private:
+        with make_private(model, NOISE, num_units=ROWS, batch_size=10, steps=3) as private:
             private.check(model.losses, made_up())
             model.load_state_dict(Net().state_dict())  # before the first step
             for _ in private.batches(dataset, max_rows=8):
@@ -429,7 +429,7 @@ class TestRejected:
     def test_a_scalar_loss(self, model: Net, dataset: TensorDataset) -> None:
         before = flat(model)
         with (
-            make_private(model, NOISE, units=ROWS, batch_size=10, steps=3) as private,
+            make_private(model, NOISE, num_units=ROWS, batch_size=10, steps=3) as private,
             pytest.raises(UnsupportedError, match="scalar"),
         ):
             for part in private.batches(dataset):
@@ -438,7 +438,7 @@ class TestRejected:
 
     def test_losses_of_some_rows_only(self, model: Net, dataset: TensorDataset) -> None:
         with (
-            make_private(model, NOISE, units=ROWS, batch_size=10, steps=3) as private,
+            make_private(model, NOISE, num_units=ROWS, batch_size=10, steps=3) as private,
             pytest.raises(UnsupportedError, match="each of the"),
         ):
             for part in private.batches(dataset):
@@ -450,51 +450,51 @@ class TestRejected:
     )
     def test_layers_by_name(self, layer: nn.Module, words: str) -> None:
         with pytest.raises(UnsupportedError, match=words):
-            make_private(nn.Sequential(nn.Linear(4, 8), layer), NOISE, units=10, batch_size=5, steps=1)
+            make_private(nn.Sequential(nn.Linear(4, 8), layer), NOISE, num_units=10, batch_size=5, steps=1)
 
     @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, when its compiler is loaded
     def test_a_compiled_model(self, model: Net) -> None:
         with pytest.raises(UnsupportedError, match="compiled"):
-            make_private(torch.compile(model), NOISE, units=10, batch_size=5, steps=1)  # type: ignore[arg-type]
+            make_private(torch.compile(model), NOISE, num_units=10, batch_size=5, steps=1)  # type: ignore[arg-type]
 
     def test_a_wrapped_model(self, model: Net) -> None:
         with pytest.raises(UnsupportedError, match="DataParallel"):
-            make_private(nn.DataParallel(model), NOISE, units=10, batch_size=5, steps=1)
+            make_private(nn.DataParallel(model), NOISE, num_units=10, batch_size=5, steps=1)
 
     def test_a_protection_of_text(self, model: Net) -> None:
         with pytest.raises(UnsupportedError, match="gradients"):
-            make_private(model, SanText(20.0), units=10, batch_size=5, steps=1)
+            make_private(model, SanText(20.0), num_units=10, batch_size=5, steps=1)
 
     def test_a_part_that_was_not_used(self, model: Net, dataset: TensorDataset) -> None:
         with (
-            make_private(model, NOISE, units=ROWS, batch_size=30, steps=3) as private,
+            make_private(model, NOISE, num_units=ROWS, batch_size=30, steps=3) as private,
             pytest.raises(UnsupportedError, match=r"private\.step"),
         ):
             for part in private.batches(dataset):
                 losses_of(model, part)
         assert "forward" not in vars(model.head)
         with (
-            make_private(model, NOISE, units=ROWS, batch_size=30, steps=3) as private,
+            make_private(model, NOISE, num_units=ROWS, batch_size=30, steps=3) as private,
             pytest.raises(UnsupportedError, match=r"private\.batches"),
         ):
             private.step(torch.ones(3), adam(model))
 
     def test_a_wrong_number_of_units(self, model: Net, dataset: TensorDataset, people: list[str]) -> None:
-        with make_private(model, NOISE, units=PEOPLE + 1, batch_size=5, steps=3) as private:
+        with make_private(model, NOISE, num_units=PEOPLE + 1, batch_size=5, steps=3) as private:
             with pytest.raises(DataError, match="25 units.*got 24"):
-                private.batches(dataset, unit_of=people)
+                private.batches(dataset, groups=people)
             with pytest.raises(DataError, match="one unit for each"):
-                private.batches(dataset, unit_of=people[:-1])
+                private.batches(dataset, groups=people[:-1])
             for ids in ([*range(ROWS - 1), None], [*range(ROWS - 1), "7"], [*map(float, range(ROWS - 1)), math.nan]):
                 with pytest.raises(DataError, match="one type"):
-                    private.batches(dataset, unit_of=ids)
+                    private.batches(dataset, groups=ids)
             with pytest.raises(DataError, match="empty"):
                 private.batches([])
             assert private.ledger.statement.spends == 0
 
     def test_a_loader_that_draws_by_itself(self, model: Net, dataset: TensorDataset) -> None:
         with (
-            make_private(model, NOISE, units=ROWS, batch_size=5, steps=3) as private,
+            make_private(model, NOISE, num_units=ROWS, batch_size=5, steps=3) as private,
             pytest.raises(UnsupportedError, match="DataLoader"),
         ):
             private.batches(DataLoader(dataset, 5, shuffle=True))  # type: ignore[arg-type]
@@ -502,7 +502,7 @@ class TestRejected:
     @pytest.mark.parametrize(
         "changes",
         [
-            {"units": None},
+            {"num_units": None},
             {"population": 100},
             {"steps": None},
             {"epochs": 1.0},
@@ -513,7 +513,7 @@ class TestRejected:
         ],
     )
     def test_settings(self, model: Net, changes: dict[str, Any]) -> None:
-        settings: dict[str, Any] = {"units": 10, "batch_size": 5, "steps": 3} | changes
+        settings: dict[str, Any] = {"num_units": 10, "batch_size": 5, "steps": 3} | changes
         with pytest.raises(SettingError):
             make_private(model, NOISE, **settings)
 
@@ -522,7 +522,7 @@ class TestRejected:
             losses = losses_of(model, batch)
             return losses - losses.mean()
 
-        with make_private(model, NOISE, units=ROWS, batch_size=5, steps=3) as private:
+        with make_private(model, NOISE, num_units=ROWS, batch_size=5, steps=3) as private:
             with pytest.raises(UnsupportedError, match="mixes"):
                 private.check(mixed, made_up())
             with pytest.raises(DataError, match="made-up rows"):
@@ -530,7 +530,7 @@ class TestRejected:
 
     def test_an_optimizer_of_other_parameters(self, model: Net, dataset: TensorDataset) -> None:
         other = nn.Parameter(torch.zeros(3))
-        with make_private(model, NOISE, units=ROWS, batch_size=10, steps=3) as private:
+        with make_private(model, NOISE, num_units=ROWS, batch_size=10, steps=3) as private:
             for optimizer in (torch.optim.SGD([*model.parameters(), other]), torch.optim.SGD([nn.Parameter(other)])):
                 with pytest.raises(UnsupportedError, match="optimizer"):
                     for part in private.batches(dataset):
@@ -548,13 +548,13 @@ class TestRejected:
 
         model = Counting()
         with (
-            make_private(model, NOISE, units=ROWS, batch_size=10, steps=3) as private,
+            make_private(model, NOISE, num_units=ROWS, batch_size=10, steps=3) as private,
             pytest.raises(UnsupportedError, match="buffer 'mean'"),
         ):
             trained(model, dataset, private)
 
     def test_a_closed_training(self, model: Net, dataset: TensorDataset) -> None:
-        with make_private(model, NOISE, units=ROWS, batch_size=10, steps=3) as private:
+        with make_private(model, NOISE, num_units=ROWS, batch_size=10, steps=3) as private:
             pass
         with pytest.raises(UnsupportedError, match="closed"):
             private.batches(dataset)
@@ -565,7 +565,7 @@ States = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
 
 class TestResume:
     def make(self, model: nn.Module, folder: Path, secret: Any = "secret", **changes: Any) -> PrivateTraining:
-        settings: dict[str, Any] = {"units": ROWS, "batch_size": 10, "steps": 9, "ledger": folder / "ledger.jsonl"}
+        settings: dict[str, Any] = {"num_units": ROWS, "batch_size": 10, "steps": 9, "ledger": folder / "ledger.jsonl"}
         secret = folder / secret if isinstance(secret, str) else secret
         return make_private(model, NOISE, secret=secret, **settings | changes)
 
@@ -644,7 +644,7 @@ class TestResume:
     ) -> None:
         def make() -> PrivateTraining:
             ledger = Ledger.open(tmp_path / "shared.jsonl", unit="unit", adjacency="zero-out")
-            settings: dict[str, Any] = {"units": ROWS, "batch_size": 10, "steps": 6}
+            settings: dict[str, Any] = {"num_units": ROWS, "batch_size": 10, "steps": 6}
             return make_private(model, DPSGD(epsilon=3), ledger=ledger, **settings)
 
         private = make()
@@ -673,7 +673,7 @@ class TestResume:
     def test_without_its_secret_a_used_budget_is_an_error(
         self, model: Net, dataset: TensorDataset, tmp_path: Path
     ) -> None:
-        settings: dict[str, Any] = {"units": ROWS, "batch_size": 10, "steps": 6, "ledger": tmp_path / "l.jsonl"}
+        settings: dict[str, Any] = {"num_units": ROWS, "batch_size": 10, "steps": 6, "ledger": tmp_path / "l.jsonl"}
         with make_private(model, DPSGD(epsilon=3), **settings) as private:
             saved = self.run(model, dataset, private, stop=2)
         assert saved is not None
@@ -748,7 +748,7 @@ def test_other_functions_than_those_that_were_checked_are_an_estimate(
     def collate(chosen: list[Any]) -> Any:
         return torch.utils.data.default_collate(chosen)
 
-    with make_private(model, NOISE, units=ROWS, batch_size=10, steps=2) as private:
+    with make_private(model, NOISE, num_units=ROWS, batch_size=10, steps=2) as private:
         private.check(model.losses, made_up())
         optimizer = adam(model)
         take = private.capture(model.losses if other != "losses" else lambda batch: model.losses(batch))
@@ -775,7 +775,7 @@ def test_a_fused_optimizer_is_noticed_between_steps_whose_weights_are_compared(
     model: Net, dataset: TensorDataset
 ) -> None:
     ordinary = torch.optim.AdamW(model.parameters(), fused=True)  # it changes no version
-    with make_private(model, NOISE, units=ROWS, batch_size=10, steps=6) as private:
+    with make_private(model, NOISE, num_units=ROWS, batch_size=10, steps=6) as private:
         private.check(model.losses, made_up()[:4])
         optimizer = adam(model)
         for _ in private.batches(dataset, max_rows=8):
@@ -801,7 +801,7 @@ def test_dropout_draws_from_the_secret_and_leaves_torch_alone(dataset: TensorDat
         torch.manual_seed(7)
         random.seed(7)
         np.random.seed(7)  # noqa: NPY002
-        with make_private(model, NOISE, units=ROWS, batch_size=5, steps=1, secret=secret) as private:
+        with make_private(model, NOISE, num_units=ROWS, batch_size=5, steps=1, secret=secret) as private:
             trained(model, dataset, private, max_rows=60)
         assert random.random() == random.Random(7).random()
         assert np.random.rand() == np.random.RandomState(7).rand()  # noqa: NPY002

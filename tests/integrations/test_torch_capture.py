@@ -76,7 +76,7 @@ def trained(
 
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with make_private(
-        model, protect, units=options.pop("units", ROWS), batch_size=8, steps=6, secret=Rng(3)
+        model, protect, num_units=options.pop("num_units", ROWS), batch_size=8, steps=6, secret=Rng(3)
     ) as private:
         if check:
             private.check(losses_of, rows()[:6])
@@ -133,15 +133,15 @@ def test_what_cannot_be_captured_is_computed_eagerly_and_says_so() -> None:
 
 def test_units_of_several_rows_are_never_captured() -> None:
     graphs, people = Graphs(), [row // 3 for row in range(ROWS)]
-    expected, _ = trained(eagerly, rows(), units=8, unit_of=people, max_rows=24)
-    result, _ = trained(captured_by(graphs), rows(), units=8, unit_of=people, max_rows=24)
+    expected, _ = trained(eagerly, rows(), num_units=8, groups=people, max_rows=24)
+    result, _ = trained(captured_by(graphs), rows(), num_units=8, groups=people, max_rows=24)
     assert torch.equal(result, expected) and not graphs.captured
 
 
 def test_directions_are_never_captured() -> None:
     assert DirDPSGD.draws_to_gather and not DPSGD.draws_to_gather
     model = Net()
-    with make_private(model, DirDPSGD.for_model(model, 50.0), units=ROWS, batch_size=8, steps=6) as private:
+    with make_private(model, DirDPSGD.for_model(model, 50.0), num_units=ROWS, batch_size=8, steps=6) as private:
         assert not private._engine.capture(lambda part: model(part["x"]).sum(1), Graphs())
 
 
@@ -155,7 +155,7 @@ def test_a_second_function_is_not_captured(graphs: Graphs | None) -> None:
     def second(part: dict[str, Tensor]) -> Tensor:
         return 2 * first(part)
 
-    with make_private(model, NOISE, units=ROWS, batch_size=8, steps=6) as private:
+    with make_private(model, NOISE, num_units=ROWS, batch_size=8, steps=6) as private:
         private._engine.capture(first, graphs)
         known = private._engine.graphs
         with pytest.raises(UnsupportedError, match="another one"):
@@ -168,7 +168,7 @@ def test_a_second_function_is_not_captured(graphs: Graphs | None) -> None:
 
 def test_a_graph_rejects_what_it_was_not_captured_with() -> None:
     model, inputs = Net(), (torch.zeros(2, 5), torch.zeros(2, dtype=torch.int64))
-    with make_private(model, NOISE, units=ROWS, batch_size=8, steps=6) as private:
+    with make_private(model, NOISE, num_units=ROWS, batch_size=8, steps=6) as private:
         lane = Lane(private.tape, private.protect, torch.device("cpu"), Graphs())
         captured = Captured(lane, inputs, torch.ones(2), lambda: None, (), set(), True)
         lane.run(captured, [torch.ones(2, 5), torch.ones(2, dtype=torch.int64)], torch.ones(2))

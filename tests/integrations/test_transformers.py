@@ -85,7 +85,7 @@ def arguments(folder: Path, **changes: Any) -> TrainingArguments:
 
 
 def trainer(folder: Path, model: nn.Module | None = None, changes: Any = None, **settings: Any) -> PrivateTrainer:
-    given: dict[str, Any] = {"protect": NOISE, "unit": "patient_id", "secret": Rng(3)} | settings
+    given: dict[str, Any] = {"protect": NOISE, "groups": "patient_id", "secret": Rng(3)} | settings
     given = {"train_dataset": rows(), "data_collator": padded} | given
     return PrivateTrainer(model if model is not None else bert(), arguments(folder, **changes or {}), **given)
 
@@ -111,8 +111,8 @@ def test_it_ends_with_the_weights_of_our_own_loop(tmp_path: Path, protect: Any) 
     fused = trained.optimizer.optimizer.defaults["fused"]
     again = torch.optim.AdamW(ours.parameters(), lr=0.01, weight_decay=0.0, fused=fused)
     people = [row["patient_id"] for row in rows()]
-    with make_private(ours, protect, units=PEOPLE, batch_size=8, steps=6, secret=Rng(3), unit="patient") as private:
-        for part in private.batches(rows(), padded, unit_of=people, max_rows=4):
+    with make_private(ours, protect, num_units=PEOPLE, batch_size=8, steps=6, secret=Rng(3), unit="patient") as private:
+        for part in private.batches(rows(), padded, groups=people, max_rows=4):
             logits = ours(part["input_ids"], attention_mask=part["attention_mask"]).logits
             private.step(F.cross_entropy(logits, part["labels"], reduction="none"), again)
     assert float((flat(ours) - flat(theirs)).abs().max()) < 1e-6
@@ -143,7 +143,7 @@ def keys_of(trained: PrivateTrainer) -> set[str]:
 @pytest.mark.parametrize("unit", [None, "patient_id"])
 def test_a_secret_training_on_fixed_shapes_is_certified(tmp_path: Path, unit: str | None) -> None:
     sizes = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
-    trained = trainer(tmp_path, protect=DPSGD(epsilon=8), secret=None, unit=unit, changes=sizes)
+    trained = trainer(tmp_path, protect=DPSGD(epsilon=8), secret=None, groups=unit, changes=sizes)
     trained.train()
     found = trained.guarantee
     assert found.certified and 7 < found.epsilon <= 8 and found.unit == ("row" if unit is None else "patient")
@@ -158,13 +158,13 @@ def test_padding_to_the_longest_row_is_an_estimate(tmp_path: Path) -> None:
         width = max(len(row["input_ids"]) for row in chosen)
         return {name: value[:, :width] if value.dim() == 2 else value for name, value in padded(chosen).items()}
 
-    trained = trainer(tmp_path, protect=DPSGD(epsilon=8), secret=None, data_collator=longest, unit=None)
+    trained = trainer(tmp_path, protect=DPSGD(epsilon=8), secret=None, data_collator=longest, groups=None)
     trained.train()
     assert trained.guarantee.caveats == {Caveat.UNSTEADY_KERNELS}
 
 
 def test_epochs_are_counted_in_units(tmp_path: Path) -> None:
-    trained = trainer(tmp_path, changes={"max_steps": -1, "num_train_epochs": 1.5}, unit=None)
+    trained = trainer(tmp_path, changes={"max_steps": -1, "num_train_epochs": 1.5}, groups=None)
     trained.train()
     assert trained.state.global_step == 9 and trained.state.epoch == pytest.approx(1.5)
     assert trained.guarantee.unit == "row"
@@ -190,7 +190,7 @@ class TestTasks:
     def check(self, tmp_path: Path, model: nn.Module, task: str, labels: str) -> None:
         before = flat(model)
         assert task_of(model) == task
-        given = {"train_dataset": rows(labels=labels), "unit": None, "secret": None}
+        given = {"train_dataset": rows(labels=labels), "groups": None, "secret": None}
         trained = trainer(tmp_path, model, protect=DPSGD(epsilon=8), **given)
         trained.train()
         assert trained.guarantee.certified and float((flat(model) - before).abs().max()) > 1e-4
@@ -255,7 +255,7 @@ class TestTasks:
             logits = model(inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits
             return (logits.softmax(1) - F.one_hot(inputs["labels"], 3)).square().sum(1)
 
-        trained = trainer(tmp_path, loss_fn=squared, secret=None, unit=None, protect=DPSGD(epsilon=8))
+        trained = trainer(tmp_path, loss_fn=squared, secret=None, groups=None, protect=DPSGD(epsilon=8))
         trained.train()
         assert trained.guarantee.certified
 
@@ -327,7 +327,7 @@ class TestRejected:
         with pytest.raises(UnsupportedError, match="norm"):
             trainer(tmp_path, model)
         with pytest.raises(DataError, match="author"):
-            trainer(tmp_path, unit="author")
+            trainer(tmp_path, groups="author")
         with pytest.raises(SettingError, match="output_dir"):
             trainer(tmp_path, secret=tmp_path / "out" / "secret")
         with pytest.raises(SettingError, match="batch size"):

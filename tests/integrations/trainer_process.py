@@ -47,7 +47,7 @@ def train(folder: Path, resume: bool = False) -> PrivateTrainer:
         use_cpu=True,
     )
     trainer = PrivateTrainer(
-        model, args, train_dataset=rows, protect=DPSGD(noise_multiplier=1.0), unit="unit", secret=Rng(6)
+        model, args, train_dataset=rows, protect=DPSGD(noise_multiplier=1.0), groups="unit", secret=Rng(6)
     )
     started = (folder / "out" / "private_start.json").exists()
     trainer.train(resume_from_checkpoint=resume and started)

@@ -54,7 +54,13 @@ def train(folder: Path, what: str, stop: int | None = None, resume: bool = False
             model[0].weight.add_(1.0)  # rank 0's weights are the ones that count
     size = 2 if what == "few" else 8
     with make_private(
-        model, PROTECTIONS[what], units=UNITS, batch_size=size, steps=6, ledger=folder / f"{what}.jsonl", secret=Rng(4)
+        model,
+        PROTECTIONS[what],
+        num_units=UNITS,
+        batch_size=size,
+        steps=6,
+        ledger=folder / f"{what}.jsonl",
+        secret=Rng(4),
     ) as private:
         optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
         saved = folder / f"{what}.pt"
@@ -64,7 +70,7 @@ def train(folder: Path, what: str, stop: int | None = None, resume: bool = False
             model.load_state_dict(state["model"])
             optimizer.load_state_dict(state["optimizer"])
         losses = partial(losses_of, model)
-        for _ in private.batches(dataset, unit_of=[row % UNITS for row in range(ROWS)], max_rows=4):
+        for _ in private.batches(dataset, groups=[row % UNITS for row in range(ROWS)], max_rows=4):
             if private.step(losses, optimizer) and private.position == stop:
                 if int(os.environ.get("RANK", 0)) == 1:
                     os._exit(9)  # this rank dies

@@ -30,7 +30,7 @@ from discreet.accounting.events import (
     VonMisesFisherDpEvent,
     ZCDpEvent,
 )
-from discreet.accounting.interpret import Meter, epsilon, guarantee
+from discreet.accounting.interpret import Meter, epsilon, guarantee_of
 from discreet.accounting.interpret import delta as delta_of
 from discreet.accounting.risk import most_true_positives
 from discreet.core.errors import UnsupportedError
@@ -259,7 +259,7 @@ def test_every_question_is_refused_where_one_is(adjacency: Adjacency) -> None:
                 lambda e, a: epsilon(e, 1.0, adjacency, a),
                 lambda e, a: delta_of(e, 900.0, adjacency, a),
                 lambda e, a: delta_of(e, 0.1, adjacency, a),
-                lambda e, a: guarantee(e, delta=0.0, adjacency=adjacency, accountant=a),
+                lambda e, a: guarantee_of(e, delta=0.0, adjacency=adjacency, accountant=a),
                 lambda e, a: Meter(e, 1e-5, adjacency, a).epsilon(3),
                 lambda e, a: most_true_positives(e, 0.1, adjacency),
             ):

@@ -23,7 +23,7 @@ from torch import Tensor
 import discreet.mechanisms
 from discreet.audit import protections as audits
 from discreet.audit.aspects import NEVER, RELEASE, Aspect
-from discreet.audit.many_runs import many_runs
+from discreet.audit.many_runs import audit_many_runs
 from discreet.audit.mechanisms import AUDITED, MECHANISMS, mechanism_subject, subject_of
 from discreet.audit.steps import resolved, steps_subject
 from discreet.audit.subject import Subject
@@ -71,7 +71,7 @@ HONEST: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def bound(subject: Subject, draws: int = DRAWS) -> float:
-    return many_runs(subject.draw, delta=DELTA, rng=Rng(3), draws=draws).epsilon
+    return audit_many_runs(subject.draw, delta=DELTA, rng=Rng(3), draws=draws).epsilon
 
 
 def mechanism_classes() -> set[type[Any]]:

@@ -41,7 +41,7 @@ ALLOWED: dict[str, set[str]] = {
     "statement": {"core", "data", "metrics", "accounting", "runs", "catalog"},
     "explorer": _EVERYTHING,  # never cli
     "cli": _EVERYTHING | {"explorer"},
-    "__init__": _EVERYTHING,
+    "__init__": _EVERYTHING | {"integrations"},  # the front door names what every package offers
     "__main__": {"cli"},
 }
 NO_TORCH = {"accounting"}
@@ -104,12 +104,22 @@ def test_importing_the_package_leaves_the_heavy_libraries_alone() -> None:
     assert heavy.split() == []
 
 
+def test_the_front_doors_load_nothing_before_a_name_is_used() -> None:
+    alone = run("import sys, discreet\nprint(*sorted(name for name in sys.modules if name.startswith('discreet')))")
+    assert alone.split() == ["discreet", "discreet.core", "discreet.core.lazy"]
+    every = run(
+        "import sys, discreet\nfor name in discreet._PACKAGES: dir(getattr(discreet, name))\n"
+        "print(*{'torch','transformers','dp_accounting','sklearn','scipy','pandas','pyarrow'} & set(sys.modules))"
+    )
+    assert every.split() == []
+
+
 def test_a_report_never_loads_torch() -> None:
     folder = SOURCE.parents[1] / "tools" / "golden" / "kept" / "studies" / "golden"
     code = (
         "import sys, tempfile, shutil, pathlib\nimport discreet\n"
         f"folder = pathlib.Path(tempfile.mkdtemp()) / 'sweep'\nshutil.copytree({str(folder)!r}, folder)\n"
-        "discreet.write_report(folder)\nshutil.rmtree(folder.parent)\nprint('torch' in sys.modules)"
+        "discreet.report.write_report(folder)\nshutil.rmtree(folder.parent)\nprint('torch' in sys.modules)"
     )
     assert run(code).strip() == "False"
 

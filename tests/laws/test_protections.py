@@ -532,13 +532,13 @@ def test_models_and_data_of_another_kind_are_rejected_by_name(
 
 
 def not_protections(encoder: Path) -> dict[str, Any]:
-    table = discreet.WordTable.of_encoder(str(encoder))
+    table = discreet.protections.WordTable.of_encoder(str(encoder))
     return {
-        "LDPLayer": discreet.LDPLayer("privunit", 16, 8.0),
-        "TokenNoise": discreet.TokenNoise(table, 8.0),
-        "Gaussian": discreet.Gaussian(1.0),
-        "VonMisesFisher": discreet.VonMisesFisher(1.0, 16),
-        "Flat": discreet.Flat(1.0),
+        "LDPLayer": discreet.protections.LDPLayer("privunit", 16, 8.0),
+        "TokenNoise": discreet.protections.TokenNoise(table, 8.0),
+        "Gaussian": discreet.mechanisms.Gaussian(1.0),
+        "VonMisesFisher": discreet.mechanisms.VonMisesFisher(1.0, 16),
+        "Flat": discreet.clipping.Flat(1.0),
         "the class DPSGD": discreet.DPSGD,
         "the class TextHide": discreet.TextHide,
         "str": "dp-sgd",
@@ -558,11 +558,11 @@ def test_what_is_not_a_protection_is_rejected_by_name(kind: str, encoder: Path) 
     rejected(protect, model, ROWS, f"Expected protect to be a protection of .* got {kind}", UnsupportedError)
     rows, got = ROWS.take([0, 1]), f"got {kind}"
     with pytest.raises(UnsupportedError, match=got):
-        discreet.protected_release(model, rows, protect, Rng(0), delta=DELTA)
+        discreet.releases.protected_release(model, rows, protect, Rng(0), delta=DELTA)
     with pytest.raises(UnsupportedError, match=got):
-        discreet.hidden_release(model, rows, protect, Rng(0))
+        discreet.releases.hidden_release(model, rows, protect, Rng(0))
     with pytest.raises(UnsupportedError, match=got):
-        discreet.representation_release(model, rows, protect, Rng(0))
+        discreet.releases.representation_release(model, rows, protect, Rng(0))
 
 
 def test_the_examples_of_what_is_not_a_protection_are_all_there(encoder: Path) -> None:

@@ -251,7 +251,11 @@ def classifier(
     rows = corpus(toy_rows)
     settings = TrainSettings(epochs=1, batch_size=8)
     made = TextClassifier(
-        str(tiny_encoder("bert")), protect=DPSGD(epsilon=6.0), train=settings, part="head", classes=["clinic", "ward"]
+        str(tiny_encoder("bert")),
+        protect=DPSGD(epsilon=6.0),
+        training=settings,
+        train="head",
+        classes=["clinic", "ward"],
     )
     labels, people = ([row[name] for row in rows] for name in ("label", "patient_id"))
     with pytest.MonkeyPatch.context() as patch:
@@ -307,7 +311,7 @@ def test_a_folder_of_the_trainer_is_listed_and_differs_only_where_the_list_says(
             patch.setattr(os, "urandom", lambda count: b"s" * count)
             given = arguments(Path(), max_steps=2, save_strategy="steps", save_steps=1, save_total_limit=1)
             trainer = PrivateTrainer(
-                bert(), given, train_dataset=private, data_collator=padded, unit="patient_id", protect=DPSGD(1.0),
+                bert(), given, train_dataset=private, data_collator=padded, groups="patient_id", protect=DPSGD(1.0),
                 processing_class=tokenizer,
             )  # fmt: skip
             trainer.train()

@@ -30,7 +30,7 @@ from discreet.protections.local.protection import LocalPrivacy
 from discreet.protections.local.release import LocalLayer, SentOnce
 from discreet.runs import folder
 from discreet.runs.folder import load_run
-from discreet.training.evaluate import represent
+from discreet.training.evaluation import represent
 
 
 def run(toy_csv: Path, encoder: Path, out: Path, **changes: object) -> dict[str, object]:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from discreet.accounting.interpret import guarantee
+from discreet.accounting.interpret import guarantee_of
 from discreet.catalog import protection
 from discreet.core.errors import SettingError
 from discreet.core.guarantee import Adjacency, in_digits
@@ -29,7 +29,7 @@ def once(asked: InstanceEncoding, owners: np.ndarray | None = None, seed: int = 
 def test_the_cost_is_what_was_asked_for_and_the_noise_is_what_it_says(mechanism: str, mix: int) -> None:
     asked = InstanceEncoding(6.0, 1e-5, mechanism=mechanism, mix=mix, rounds=2)
     release = once(asked)
-    found = guarantee(release.event, delta=1e-5, adjacency=Adjacency.REPLACE_ONE)
+    found = guarantee_of(release.event, delta=1e-5, adjacency=Adjacency.REPLACE_ONE)
     # a delta lets pure noise cost a little less than its epsilon
     assert 4.5 < found.epsilon <= 6.0 * (1 + 1e-6)
     targets = torch.arange(ROWS) % 2
@@ -47,7 +47,7 @@ def test_the_cost_is_what_was_asked_for_and_the_noise_is_what_it_says(mechanism:
 def test_renyi_accounting_is_a_bound_above_the_exact_one() -> None:
     event = once(InstanceEncoding(6.0, 1e-5)).event
     exact, renyi = (
-        guarantee(event, delta=1e-5, adjacency=Adjacency.REPLACE_ONE, accountant=name) for name in ("pld", "rdp")
+        guarantee_of(event, delta=1e-5, adjacency=Adjacency.REPLACE_ONE, accountant=name) for name in ("pld", "rdp")
     )
     assert renyi.certified and exact.epsilon < renyi.epsilon < 1.2 * exact.epsilon
 
@@ -79,7 +79,7 @@ def test_a_unit_with_more_rows_pays_for_all_of_them() -> None:
 def test_labels_are_noisy_at_their_share_or_declared_public() -> None:
     asked = InstanceEncoding(4.0, 1e-5, labels="noisy", label_epsilon=1.0)
     release = once(asked)
-    found = guarantee(release.event, delta=1e-5, adjacency=Adjacency.REPLACE_ONE)
+    found = guarantee_of(release.event, delta=1e-5, adjacency=Adjacency.REPLACE_ONE)
     assert 3.5 < found.epsilon <= 4.0
     _, told = release(vectors(), torch.zeros(ROWS, dtype=torch.int64))
     lies = float((told == 1).float().mean())
@@ -92,7 +92,7 @@ def test_labels_are_noisy_at_their_share_or_declared_public() -> None:
 @pytest.mark.parametrize(("claimed", "true"), [(1.0, 1.32), (4.0, 6.4), (10.0, 20.0), (20.0, 52.4)])
 def test_the_paper_s_noise_costs_more_than_it_claims(claimed: float, true: float) -> None:
     release = once(InstanceEncoding(claimed, 1e-5, calibration="paper"))
-    found = guarantee(release.event, delta=1e-5, adjacency=Adjacency.REPLACE_ONE)
+    found = guarantee_of(release.event, delta=1e-5, adjacency=Adjacency.REPLACE_ONE)
     assert found.epsilon == pytest.approx(true, rel=0.01)
     said = release.stated(found)
     assert not said.certified and said.epsilon == claimed and in_digits(found.epsilon) in str(said.reason)
@@ -104,7 +104,7 @@ def test_at_every_step_an_epoch_is_counted_once_for_all_its_steps() -> None:
     assert live.cost(0, 0) == live.cost(5, 0) and live.cost(0, 0)[1] != live.cost(9, 1)[1]
     from discreet.accounting.events import SelfComposedDpEvent
 
-    found = guarantee(SelfComposedDpEvent(live.cost(0, 0)[0], 3), delta=1e-5, adjacency=Adjacency.REPLACE_ONE)
+    found = guarantee_of(SelfComposedDpEvent(live.cost(0, 0)[0], 3), delta=1e-5, adjacency=Adjacency.REPLACE_ONE)
     assert found.epsilon == pytest.approx(4.0, rel=1e-3)
     drawn = live.draw(np.arange(50), (50, WIDTH), 0, 0)
     hidden, soft = live.hide(vectors()[:50], torch.arange(50) % 2, drawn)

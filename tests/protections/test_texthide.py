@@ -125,10 +125,10 @@ def test_secrets_are_in_no_repr() -> None:
 
 
 def test_nothing_is_guaranteed_and_it_says_why() -> None:
-    from discreet.accounting.interpret import guarantee
+    from discreet.accounting.interpret import guarantee_of
 
     event, name = TextHide().live(4, 4, 2, Rng(0), CPU).cost(0, 0)
-    found = guarantee(event, delta=1e-5, adjacency=Adjacency.REPLACE_ONE)
+    found = guarantee_of(event, delta=1e-5, adjacency=Adjacency.REPLACE_ONE)
     assert not found.exists
     assert "absolute value" in found.sentence() and "span the tokens" in found.sentence()
     assert name == TextHide().live(4, 4, 2, Rng(0), CPU).cost(99, 3)[1]

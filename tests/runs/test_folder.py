@@ -23,7 +23,7 @@ from discreet.models.settings import TrainSettings
 from discreet.protections.texthide import TextHide
 from discreet.runs.checkpoint import LEDGER
 from discreet.runs.folder import begin, in_yaml, load_run, prepared, read_settings, workspace_of
-from discreet.training.evaluate import predict
+from discreet.training.evaluation import predict
 
 
 def request(toy_csv: Path, encoder: str, **changes: object) -> RunRequest:

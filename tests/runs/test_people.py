@@ -521,7 +521,7 @@ def test_a_total_with_an_estimate_is_not_called_proven(
 def test_one_ledger_of_several_trainings_has_the_people_of_all_of_them(home: Path) -> None:
     ledger = Ledger.open(None, unit="patient", adjacency="zero-out")
     for number, name in enumerate(("a", "b")):
-        about = About(FIXED_SEED if number == 0 else TRAINING, DELTA, None, "dp-sgd", "discreet.train")
+        about = About(FIXED_SEED if number == 0 else TRAINING, DELTA, None, "dp-sgd", "discreet.training.train")
         entry = Entry.of(People(home), corpus(name), ledger, about, {})
         ledger.also = entry
         ledger.spend(EVENT, f"training {number}")

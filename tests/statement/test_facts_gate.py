@@ -140,7 +140,7 @@ def test_a_classifier_is_saved_with_its_ledger(
 ) -> None:
     texts, labels = zip(*toy_rows[:40], strict=True)
     settings = TrainSettings(epochs=1, batch_size=8)
-    made = TextClassifier(str(tiny_encoder("bert")), protect=DPSGD(epsilon=6.0), train=settings, part="head")
+    made = TextClassifier(str(tiny_encoder("bert")), protect=DPSGD(epsilon=6.0), training=settings, train="head")
     made.fit(texts, labels, groups=[row // 2 for row in range(40)]).save(tmp_path / "first")
     assert check(tmp_path / "first") == (0, "")
     TextClassifier.load(tmp_path / "first").save(tmp_path / "again")

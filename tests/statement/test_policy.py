@@ -14,9 +14,9 @@ from discreet.cli.main import main
 from discreet.core.errors import SettingError
 from discreet.core.guarantee import in_digits
 from discreet.statement.facts import read_facts
-from discreet.statement.markdown import markdown
+from discreet.statement.markdown import markdown_of
 from discreet.statement.policy import Policy, checks
-from discreet.statement.statement import statement
+from discreet.statement.statement import statement_of
 
 # A policy, and the rules that a dp-sgd run of epsilon 6 for patients, with the results below, violates.
 POLICIES: dict[str, tuple[str, set[str]]] = {
@@ -160,7 +160,7 @@ def test_the_ceiling_of_an_audit_is_that_of_the_release(run: Path, tmp_path: Pat
         assert bound.passed and bound.limit == f"<= {in_digits(facts.guarantee.epsilon)}".replace(
             "<=", "lower bound <="
         )
-        (row,) = (one for one in statement(facts)["measured"] if one["what"] == "audit")
+        (row,) = (one for one in statement_of(facts)["measured"] if one["what"] == "audit")
         assert row["upper_bound"] == facts.guarantee.epsilon
 
 
@@ -229,7 +229,7 @@ def test_a_failed_check_of_the_implementation_fails_and_is_in_the_statement(run:
     facts = read_facts(run)
     outcome = checks(Policy.read(written(tmp_path, "[audit]\n")), facts)
     assert {one.rule: one.passed for one in outcome} == {"audit": True, "audit-bound": True, "audit-checks": False}
-    text = " ".join(markdown(statement(facts)).split())
+    text = " ".join(markdown_of(statement_of(facts)).split())
     for words in ("which is refuted", "failed: each unit of a part is clipped", "not tested: all rows of a person"):
         assert words in text
 

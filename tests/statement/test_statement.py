@@ -25,9 +25,9 @@ from discreet.data.samplers import Poisson
 from discreet.protections.dp_sgd import DPSGD
 from discreet.runs.folder import guarantee_with_digests
 from discreet.statement.facts import read_facts
-from discreet.statement.markdown import markdown
+from discreet.statement.markdown import markdown_of
 from discreet.statement.methods import METHODS, method_of
-from discreet.statement.statement import schema, statement
+from discreet.statement.statement import schema, statement_of
 
 # What NIST SP 800-226 asks for, and where a statement says it.
 CHECKLIST: dict[str, Callable[[dict[str, Any]], object]] = {
@@ -50,8 +50,8 @@ CHECKLIST: dict[str, Callable[[dict[str, Any]], object]] = {
 }
 
 
-def statement_of(path: Path, **more: Any) -> dict[str, Any]:
-    values = statement(read_facts(path, **more))
+def checked_statement(path: Path, **more: Any) -> dict[str, Any]:
+    values = statement_of(read_facts(path, **more))
     assert faults(values, schema()) == []
     json.dumps(values, allow_nan=False)
     return values
@@ -59,13 +59,13 @@ def statement_of(path: Path, **more: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", list(SETTINGS))
 def test_every_protection_has_a_valid_and_whole_statement(name: str, run_of: Callable[..., Path]) -> None:
-    found = statement_of(run_of(name))
+    found = checked_statement(run_of(name))
     missing = [element for element, holds in CHECKLIST.items() if not holds(found)]
     assert not missing
     kind = {"plain": "none", "texthide": "none"}.get(name, "certified")
     assert found["parameters"]["guarantee"] == kind
     assert found["trust"]["model"] == ("local" if name in ("ldp", "santext") else "central")
-    text = markdown(found)
+    text = markdown_of(found)
     assert "not recorded" not in found["algorithm"]["description"] + found["algorithm"]["sensitivity"]
     assert text.count("\n## ") == 11 and f"**Guarantee: {kind}.**" in text
     if kind == "certified":
@@ -95,7 +95,7 @@ def test_a_statement_says_how_batches_and_noise_of_dp_sgd_are_drawn(
     protect = DPSGD(noise_multiplier=metrics["protection"]["noise_multiplier"], **settings)
     sampler = protect.sampler_for(2, 8)  # a rate of 1/4
     restated(path, metrics | {"protection": protect.facts(), "sampler": sampler.facts})
-    algorithm = statement_of(path)["algorithm"]
+    algorithm = checked_statement(path)["algorithm"]
     assert words in algorithm["description"] and "not recorded" not in algorithm["description"]
     independent = "In every step each patient is drawn with probability 0.25. "
     assert (independent in algorithm["description"]) is isinstance(sampler, Poisson)
@@ -104,7 +104,7 @@ def test_a_statement_says_how_batches_and_noise_of_dp_sgd_are_drawn(
 
 def test_a_statement_says_from_what_training_started(run_of: Callable[..., Path]) -> None:
     path = run_of("dp-sgd")
-    assert "trained only the head" not in statement_of(path)["algorithm"]["description"]
+    assert "trained only the head" not in checked_statement(path)["algorithm"]["description"]
     metrics = json.loads((path / "metrics.json").read_text())
     metrics["protection"]["public"] = "reviews.csv"
     restated(path, metrics)
@@ -114,7 +114,7 @@ def test_a_statement_says_from_what_training_started(run_of: Callable[..., Path]
         "model": {**settings["model"], "pairs": "separate"},
         "training": {**settings["training"], "head_share": 0.2},
     }
-    algorithm = statement(replace(facts, settings=settings))["algorithm"]
+    algorithm = statement_of(replace(facts, settings=settings))["algorithm"]
     assert "trained on public text, without noise. The first 20% of the steps" in algorithm["description"]
     assert any("around those of held-out rows" in text for text in algorithm["chosen_with_data"])
 
@@ -130,7 +130,7 @@ def test_an_own_loop_with_another_sampler_is_dp_sgd(tmp_path: Path, name: str) -
             ledger.spend(*protect.step_cost(sampler, step, 40))
         stated = guarantee_with_digests(ledger.guarantee(1e-5), folder, ledger.statement)
     (folder / "guarantee.json").write_text(json.dumps(stated))
-    algorithm = statement_of(folder, delta=1e-5)["algorithm"]
+    algorithm = checked_statement(folder, delta=1e-5)["algorithm"]
     words = ["At most 8 steps", "In every 4 steps"]
     if name == "truncated-poisson":
         words = ["8 steps", "of more than 32 of them"]
@@ -138,7 +138,7 @@ def test_an_own_loop_with_another_sampler_is_dp_sgd(tmp_path: Path, name: str) -
 
 
 def test_the_statement_of_an_unprotected_run_says_none(run_of: Callable[..., Path]) -> None:
-    found = statement_of(run_of("plain"))
+    found = checked_statement(run_of("plain"))
     assert found["parameters"]["guarantee"] == found["parameters"]["definition"] == "none"
     assert found["parameters"]["epsilon"] is None and found["releases"]["ledger"] is None
     assert found["algorithm"]["name"] is None
@@ -146,7 +146,7 @@ def test_the_statement_of_an_unprotected_run_says_none(run_of: Callable[..., Pat
 
 def test_a_statement_says_whether_the_names_of_the_classes_were_given(run_of: Callable[..., Path]) -> None:
     def of(name: str, **more: Any) -> tuple[list[str], list[str]]:
-        told = statement_of(run_of(name, **more))["algorithm"]
+        told = checked_statement(run_of(name, **more))["algorithm"]
         lists = (told["chosen_without_data"], told["chosen_with_data"])
         return tuple([one for one in chosen if "names of the classes" in one] for chosen in lists)  # type: ignore[return-value]
 
@@ -158,7 +158,7 @@ def test_a_statement_says_whether_the_names_of_the_classes_were_given(run_of: Ca
 
 
 def test_a_cap_and_a_fixed_seed_are_stated(run_of: Callable[..., Path]) -> None:
-    found = statement_of(run_of("dp-sgd", max_per_unit=2, noise_seed=1))
+    found = checked_statement(run_of("dp-sgd", max_per_unit=2, noise_seed=1))
     assert found["contribution"]["max_rows_per_unit"] == 2 and found["contribution"]["cap_chosen_without_data"] is True
     assert found["parameters"]["guarantee"] == "estimate" and found["parameters"]["caveats"] == ["fixed-seed"]
     (randomness,) = [one for one in found["side_channels"] if one["channel"] == "randomness"]
@@ -169,7 +169,7 @@ def test_utility_by_class_is_stored_and_by_subgroup_measured(
     run_of: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = run_of("dp-sgd")
-    stored = statement_of(run)["utility"]
+    stored = checked_statement(run)["utility"]
     assert {row["class"] for row in stored["by_class"]} == {"clinic", "ward"} and not stored["by_subgroup"]
     assert main(["statement", str(run), "--subgroup", "sex", "--device", "cpu", "--json"]) == 0
     measured = json.loads(capsys.readouterr().out)
@@ -192,7 +192,7 @@ def test_a_ledger_alone_needs_a_delta(tmp_path: Path) -> None:
         ledger.spend(GaussianDpEvent(2.0), "one")
     with pytest.raises(ValueError, match="Expected delta to be set for a ledger without a budget"):
         read_facts(path)
-    found = statement_of(tmp_path, delta=1e-5)
+    found = checked_statement(tmp_path, delta=1e-5)
     assert found["unit"]["name"] == "note" and found["parameters"]["original"]["events"][0]["count"] == 1
 
 
@@ -204,7 +204,7 @@ def test_a_folder_of_the_trainer(run_of: Callable[..., Path], tmp_path: Path) ->
     values = guarantee_with_digests(stated, folder, Ledger.read(run / "ledger.jsonl"))
     (folder / "guarantee.json").write_text(json.dumps(values))
     shutil.copy(run / "ledger.jsonl", folder.parent)
-    found = statement_of(folder)
+    found = checked_statement(folder)
     assert found["release"]["kind"] == "trainer" and found["algorithm"]["name"] == "dp-sgd"
 
 
@@ -214,12 +214,12 @@ def test_a_language_model_has_a_valid_and_whole_statement(
     options = ["--epochs", "1", "--batch-size", "16", "--unit", "row", "--device", "cpu"]
     command = ["train", str(toy_csv), "--task", "lm", "--model", str(tiny_causal("llama")), *options]
     assert main([*command, "--protect", "dp-sgd", "--epsilon", "8", "--out", str(tmp_path / "lm")]) == 0
-    found = statement_of(tmp_path / "lm")
+    found = checked_statement(tmp_path / "lm")
     assert [element for element, holds in CHECKLIST.items() if not holds(found)] == []
     assert found["parameters"]["guarantee"] == "certified" and found["trust"]["model"] == "central"
     assert "language model" in found["release"]["what"] and found["release"]["classes"] == []
     assert "perplexity" in {one["metric"] for one in found["utility"]["metrics"]}
-    assert "perplexity" in markdown(found) and "not recorded" not in found["algorithm"]["description"]
+    assert "perplexity" in markdown_of(found) and "not recorded" not in found["algorithm"]["description"]
     capsys.readouterr()
 
 
@@ -244,14 +244,14 @@ def test_a_federated_run_is_read_with_the_ledger_of_the_largest_epsilon(
     for aggregation, model in (("mean", "federated"), ("secure-sum", "encrypted")):
         (run / "federation.toml").write_text(settings.format(aggregation))
         restated(run, metrics)
-        found = statement_of(run)
+        found = checked_statement(run)
         follows = any("server follows the protocol" in one for one in found["trust"]["trusted"])
         assert follows == (aggregation == "secure-sum")
         assert found["trust"]["model"] == model and found["release"]["kind"] == "federated run"
         assert found["unit"]["count"] == 20 and len(found["releases"]["clients"]) == 2
         spends = [client["spends"] for client in found["releases"]["clients"]]  # of every client, not of one
         assert spends[0] == spends[1] - 1 and all(client["events"] for client in found["releases"]["clients"])
-        assert markdown(found).count("- client ") == 2 * len(found["parameters"]["original"]["events"])
+        assert markdown_of(found).count("- client ") == 2 * len(found["parameters"]["original"]["events"])
         assert "not recorded" not in found["algorithm"]["description"]  # the ledger knows rate and noise
     (run / "client-1" / "ledger.jsonl").unlink()
     with pytest.raises(LedgerError, match="client-1"):
@@ -268,7 +268,7 @@ def test_the_noise_of_a_secure_sum_is_described_as_that_of_the_clients(run_of: C
     for name, words in (("secure-sum", "Every client clips"), ("central-dp", "The server clips")):
         (run / "federation.toml").write_text(f'clients = 3\n[aggregation]\nname = "{name}"\nclip_norm = 0.5\n')
         restated(run, metrics)
-        found = statement_of(run)
+        found = checked_statement(run)
         assert found["algorithm"]["name"] == name and words in found["algorithm"]["description"]
         assert found["parameters"]["original"]["settings"]["clip_norm"] == 0.5
         server = next(one["what"] for one in found["trust"]["sees"] if one["who"] == "the server")
@@ -276,7 +276,7 @@ def test_the_noise_of_a_secure_sum_is_described_as_that_of_the_clients(run_of: C
     metrics |= {"clients": {"0": {"client": 0, "units": 9, "unit": "patient"}}, "client_guarantee": None}
     (run / "federation.toml").write_text('clients = 1\n[aggregation]\nname = "mean"\n')
     restated(run, metrics)
-    found = statement_of(run)
+    found = checked_statement(run)
     assert (found["unit"]["name"], found["unit"]["count"]) == ("patient", 9)
     assert any("the server" in who for who in found["trust"]["trusted"])  # it sees updates that nothing protects
 
@@ -394,7 +394,7 @@ def test_sanitized_text_has_a_statement_and_a_croissant(
     command = ["sanitize", str(rows), "--epsilon-per-word", "4", "--out", str(out), "--unit", "patient_id"]
     assert main([*command, "--model", str(tiny_encoder("bert"))]) == 0
     capsys.readouterr()
-    found = statement_of(out)
+    found = checked_statement(out)
     assert found["release"]["kind"] == "sanitized text" and found["unit"] | {"name": "patient"} == found["unit"]
     assert found["parameters"]["guarantee"] == "certified" and found["algorithm"]["name"] == "santext"
     assert main(["statement", str(out), "--format", "croissant"]) == 0
@@ -405,7 +405,7 @@ def test_sanitized_text_has_a_statement_and_a_croissant(
     assert [one["name"] for one in values["recordSet"][0]["field"]] == ["text", "label", "patient_id", "sex"]
     assert len(values["distribution"][0]["sha256"]) == 64
     (tmp_path / "clean.csv.privacy.json").unlink()  # as written by earlier versions: the record of this machine is read
-    again = statement_of(out)
+    again = checked_statement(out)
     assert again["parameters"]["epsilon"] == pytest.approx(found["parameters"]["epsilon"])
     assert main(["statement", str(rows)]) == 2
 
@@ -421,8 +421,8 @@ def test_a_statement_never_loads_torch(run_of: Callable[..., Path]) -> None:
 
     code = (
         "import sys\nfrom pathlib import Path\nfrom discreet.statement.facts import read_facts\n"
-        "from discreet.statement.statement import statement\nfrom discreet.statement.markdown import markdown\n"
-        f"markdown(statement(read_facts(Path({str(run_of('dp-sgd'))!r}))))\nprint('torch' in sys.modules)"
+        "from discreet.statement.statement import statement_of\nfrom discreet.statement.markdown import markdown_of\n"
+        f"markdown_of(statement_of(read_facts(Path({str(run_of('dp-sgd'))!r}))))\nprint('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from discreet import DPSGD, Ledger, SearchPlan, TextClassifier, TrainingPlan, TrainSettings, make_private, people_totals
+from discreet import DPSGD, Ledger, TextClassifier, TrainSettings, make_private, people_totals
 from discreet.cli.main import main
 from discreet.core.errors import OutputError
 from discreet.core.guarantee import Guarantee
@@ -26,6 +26,7 @@ from discreet.federated.settings import Federation
 from discreet.models.classifier import Classifier
 from discreet.models.settings import ModelSettings
 from discreet.runs.people import FIXED_SEED, People, Total
+from discreet.training import SearchPlan, TrainingPlan
 from discreet.training.loop import train
 from discreet.training.tuning import tune
 
@@ -67,9 +68,9 @@ def by_own_loop(people: list[str], **settings: Any) -> Guarantee:
     data = [(torch.randn(4, generator=generator), torch.randn((), generator=generator)) for _ in people]
     net, units = nn.Linear(4, 1), len(set(people))
     given: dict[str, Any] = {"unit": "patient"} | settings
-    with make_private(net, NOISE, units=units, batch_size=10, steps=2, **given) as private:
+    with make_private(net, NOISE, num_units=units, batch_size=10, steps=2, **given) as private:
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        for x, y in private.batches(data, unit_of=people, max_rows=1):
+        for x, y in private.batches(data, groups=people, max_rows=1):
             private.step((net(x).squeeze(-1) - y).square(), optimizer)
         return private.guarantee
 
@@ -91,7 +92,7 @@ def by_trainer(people: list[str], folder: Path) -> None:
         disable_tqdm=True, use_cpu=True,
     )  # fmt: skip
     model = transformers.BertForSequenceClassification(config)
-    given: dict[str, Any] = {"train_dataset": data, "data_collator": collate, "unit": "patient_id"}
+    given: dict[str, Any] = {"train_dataset": data, "data_collator": collate, "groups": "patient_id"}
     PrivateTrainer(model, arguments, protect=NOISE, **given).train()
 
 
@@ -124,17 +125,17 @@ def test_all_doors_add_to_one_total_which_python_and_the_terminal_show(
     with one_more_record("train"):
         by_command(rows, encoder, tmp_path / "run", "train", "--protect", "dp-sgd", *noise, *quick)
     with one_more_record("train"):
-        made = TextClassifier(encoder, protect=NOISE, part="head", train=SHORT, unit="patient")
+        made = TextClassifier(encoder, protect=NOISE, train="head", training=SHORT, unit="patient")
         made.fit(list(corpus.texts), [corpus.label_names[at] for at in corpus.labels or ()], groups=people)
-    with one_more_record("discreet.train"):
-        train(model, corpus, TrainingPlan.make(model, corpus, protect=NOISE, train=SHORT))
+    with one_more_record("discreet.training.train"):
+        train(model, corpus, TrainingPlan.make(model, corpus, protect=NOISE, training=SHORT))
     with one_more_record("make_private"):
         by_own_loop(people)
     with one_more_record("make_private"):
         by_trainer(people, tmp_path / "trainer")
-    with one_more_record("discreet.tune"):
+    with one_more_record("discreet.training.tune"):
         grid = {"learning_rate": (0.01, 0.1)}
-        tune(model, corpus, SearchPlan.make(model, corpus, grid, protect=DPSGD(epsilon=1), trials=2, train=SHORT))
+        tune(model, corpus, SearchPlan.make(model, corpus, grid, protect=DPSGD(epsilon=1), trials=2, training=SHORT))
     with one_more_record("train"):
         settings = Federation(
             source, ModelSettings(encoder=encoder, train="head"), SHORT, 1, NOISE, classes=corpus.label_names
@@ -166,11 +167,11 @@ def test_a_training_within_a_training_counts_once(rows: Path, encoder: str, tmp_
     corpus = TextSource(str(rows), unit="patient_id").load()
     model = Classifier.build(corpus, rng=Rng(1), encoder=encoder, train="head")
     search = SearchPlan.make(
-        model, corpus, {"learning_rate": (0.01, 0.1)}, protect=DPSGD(epsilon=2), trials=3, train=SHORT
+        model, corpus, {"learning_rate": (0.01, 0.1)}, protect=DPSGD(epsilon=2), trials=3, training=SHORT
     )
     tune(model, corpus, search)
     (record,) = People().records()
-    assert record.spends == 1 and record.finished and record.command == "discreet.tune", "not its trials"
+    assert record.spends == 1 and record.finished and record.command == "discreet.training.tune", "not its trials"
     by_trainer([f"q{i}" for i in range(40)], tmp_path / "trainer")
     (second,) = (one for one in People().records() if one.command == "make_private")
     assert second.spends == 2 and second.units == 40 and second.unit == "patient" and second.finished
@@ -200,10 +201,10 @@ def test_a_stopped_loop_leaves_at_least_what_it_spent_and_resuming_counts_it_onc
     people = [f"p{i // 2}" for i in range(40)]
     data, net = [(torch.ones(4), torch.zeros(()))] * 40, nn.Linear(4, 1)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    given: dict[str, Any] = {"units": 20, "batch_size": 10, "steps": 6, "unit": "patient"}
+    given: dict[str, Any] = {"num_units": 20, "batch_size": 10, "steps": 6, "unit": "patient"}
     paths: dict[str, Any] = {"ledger": tmp_path / "ledger.jsonl", "secret": tmp_path / "secret"}
     private = make_private(net, NOISE, **given, **paths)
-    for x, y in private.batches(data, unit_of=people, max_rows=1):
+    for x, y in private.batches(data, groups=people, max_rows=1):
         if private.step((net(x).squeeze(-1) - y).square(), optimizer) and private.position == 3:
             break
     state = private.state_dict()
@@ -212,7 +213,7 @@ def test_a_stopped_loop_leaves_at_least_what_it_spent_and_resuming_counts_it_onc
     private.ledger.close()
     with make_private(net, NOISE, **given, **paths) as again:
         again.load_state_dict(state)
-        for x, y in again.batches(data, unit_of=people, max_rows=1):
+        for x, y in again.batches(data, groups=people, max_rows=1):
             again.step((net(x).squeeze(-1) - y).square(), optimizer)
     (record,) = People().records()
     assert record.spends == Ledger.read(tmp_path / "ledger.jsonl").spends == 6 and record.finished
@@ -224,7 +225,7 @@ def test_rows_without_ids_are_recognized_by_what_they_hold() -> None:
 
     def go(data: list[Any]) -> int:
         """Train on rows, and return how many releases their people have been in."""
-        with make_private(net, NOISE, units=len(data), batch_size=2, steps=1) as private:
+        with make_private(net, NOISE, num_units=len(data), batch_size=2, steps=1) as private:
             optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
             for part in private.batches(data, collate=lambda rows: torch.ones(len(rows), 3), max_rows=1):
                 private.step(net(part).squeeze(-1), optimizer)
@@ -241,7 +242,7 @@ def test_rows_without_ids_are_recognized_by_what_they_hold() -> None:
 
 def test_batches_of_the_caller_are_recorded_and_named_as_not_matched() -> None:
     net = nn.Linear(3, 1)
-    with make_private(net, NOISE, units=8, batch_size=2, steps=1, unit="patient") as private:
+    with make_private(net, NOISE, num_units=8, batch_size=2, steps=1, unit="patient") as private:
         with private.record():
             losses = net(torch.ones(2, 3)).squeeze(-1)
         private.accumulate(losses)
@@ -261,10 +262,10 @@ def test_a_home_that_cannot_be_written_stops_a_protected_training_before_it_spen
     model = Classifier.build(corpus, rng=Rng(1), encoder=encoder, train="head")
     with Ledger.open(None, unit="row", adjacency="zero-out") as ledger:
         with pytest.raises(OutputError, match="Set DISCREET_HOME to a folder of yours"):
-            train(model, corpus, TrainingPlan.make(model, corpus, protect=NOISE, train=SHORT), ledger=ledger)
+            train(model, corpus, TrainingPlan.make(model, corpus, protect=NOISE, training=SHORT), ledger=ledger)
         assert ledger.statement.spends == 0
     with pytest.raises(OutputError, match="DISCREET_HOME"):
         by_own_loop([f"p{i // 2}" for i in range(40)])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        train(model, corpus, TrainingPlan.make(model, corpus, train=SHORT))  # unprotected: nothing is recorded
+        train(model, corpus, TrainingPlan.make(model, corpus, training=SHORT))  # unprotected: nothing is recorded

@@ -23,7 +23,7 @@ from discreet.models.settings import TrainSettings
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
 from discreet.training.engine import PrivateParts, PrivateStep
-from discreet.training.evaluate import evaluate
+from discreet.training.evaluation import evaluate
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from discreet.protections.dp_sgd import DPSGD
 from discreet.protections.instance_encoding import InstanceEncoding
 from discreet.protections.texthide import TextHide
 from discreet.releases.hidden import draw_hidden
-from discreet.training.evaluate import evaluate, predict
+from discreet.training.evaluation import evaluate, predict
 from discreet.training.hidden import HiddenStep
 
 StopAfter = Callable[[int], Callable[[], bool]]

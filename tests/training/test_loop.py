@@ -11,7 +11,7 @@ from discreet.data.corpus import Corpus
 from discreet.data.samplers import Poisson
 from discreet.models.classifier import Classifier
 from discreet.models.settings import TrainSettings
-from discreet.training.evaluate import evaluate
+from discreet.training.evaluation import evaluate
 from discreet.training.loop import Trained
 from discreet.training.steps import Report
 

@@ -10,7 +10,7 @@ import pytest
 from tests.planned import train
 
 from discreet.accounting.events import GaussianDpEvent, LaplaceDpEvent, PoissonSampledDpEvent
-from discreet.accounting.interpret import guarantee
+from discreet.accounting.interpret import guarantee_of
 from discreet.accounting.ledger import Budget, Ledger
 from discreet.cli.main import main
 from discreet.core.errors import LedgerError, OutputError
@@ -59,7 +59,9 @@ def test_the_steps_that_were_not_taken_are_counted(
     costs = []
     for patience in (None, 1):
         model = build(corpus, tiny_encoder("bert"))
-        plan = TrainingPlan.make(model, corpus, train=replace(SETTINGS, patience=patience), protect=protect, **planned)
+        plan = TrainingPlan.make(
+            model, corpus, training=replace(SETTINGS, patience=patience), protect=protect, **planned
+        )
         with plan.open_ledger() as ledger:
             done = loop.train(model, corpus, plan, ledger=ledger)
             assert done.guarantee is not None
@@ -110,7 +112,7 @@ def test_a_run_stopped_by_patience_says_one_figure_everywhere_that_of_its_plan(
     assert main([str(word) for word in [*words, "--out", tmp_path / "other", "--ledger", shared]]) == 0
     assert Ledger.read(shared).event == statement.event
     (event, count), *_ = statement.spent
-    assert guarantee(event, delta=1e-5, adjacency="zero-out").epsilon < planned.epsilon and count == statement.spends
+    assert guarantee_of(event, delta=1e-5, adjacency="zero-out").epsilon < planned.epsilon and count == statement.spends
     capfd.readouterr()
 
 
@@ -147,9 +149,9 @@ def test_a_budget_that_runs_out_is_a_public_number_and_stops_the_count_too(
     corpus: Corpus, tiny_encoder: Callable[[str], Path], no_improvement: None
 ) -> None:
     model = build(corpus, tiny_encoder("bert"))
-    plan = TrainingPlan.make(model, corpus, train=replace(SETTINGS, patience=1), protect=DPSGD(noise_multiplier=1.0))
+    plan = TrainingPlan.make(model, corpus, training=replace(SETTINGS, patience=1), protect=DPSGD(noise_multiplier=1.0))
     step, _ = plan.step_cost(0)
-    most = guarantee(plan.training_cost(plan.steps - 2), delta=1e-5, adjacency="zero-out").epsilon
+    most = guarantee_of(plan.training_cost(plan.steps - 2), delta=1e-5, adjacency="zero-out").epsilon
     with Ledger.open(None, unit="row", adjacency="zero-out", budget=Budget(most, 1e-5)) as ledger:
         done = loop.train(model, corpus, plan, ledger=ledger)
         assert done.steps < done.counted == plan.steps - 2 == ledger.statement.spends

@@ -22,7 +22,7 @@ from discreet.models.settings import TrainSettings
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
 from discreet.runs.checkpoint import NAME, PUBLIC, PUBLIC_START
-from discreet.training.evaluate import represent
+from discreet.training.evaluation import represent
 from discreet.training.plan import PUBLIC_TEXT, TrainingPlan, model_settings
 
 SETTINGS = TrainSettings(epochs=2, batch_size=10, learning_rate=1e-2, head_share=0.5)
@@ -50,8 +50,8 @@ def test_the_first_steps_train_the_head_alone_and_cost_the_same(
     corpus: Corpus, tiny_encoder: Callable[[str], Path]
 ) -> None:
     model = build(corpus, tiny_encoder("bert"))
-    plan = TrainingPlan.make(model, corpus, protect=DPSGD(epsilon=3), train=SETTINGS)
-    whole = TrainingPlan.make(model, corpus, protect=DPSGD(epsilon=3), train=replace(SETTINGS, head_share=0.0))
+    plan = TrainingPlan.make(model, corpus, protect=DPSGD(epsilon=3), training=SETTINGS)
+    whole = TrainingPlan.make(model, corpus, protect=DPSGD(epsilon=3), training=replace(SETTINGS, head_share=0.0))
     assert (plan.head_steps, whole.head_steps) == (plan.steps // 2, 0)
     assert (plan.steps, plan.protect, plan.budget) == (whole.steps, whole.protect, whole.budget)
     steps, states = [], [state(model)]
@@ -103,7 +103,7 @@ def test_a_head_share_that_cannot_be_used_is_rejected(corpus: Corpus, tiny_encod
         (whole, DPSGD(1.0, correlation="lambda-cgd")),
     ):
         with pytest.raises(SettingError, match="head_share"):
-            TrainingPlan.make(model, corpus, protect=protect, train=SETTINGS)
+            TrainingPlan.make(model, corpus, protect=protect, training=SETTINGS)
         assert TrainingPlan.make(model, corpus, protect=protect).head_steps == 0
     with pytest.raises(SettingError, match="head_share"):
         TrainSettings(head_share=1.0)
@@ -180,7 +180,7 @@ def test_public_text_is_never_left_out_in_silence(corpus: Corpus, tiny_encoder: 
     with pytest.raises(DataError, match="Expected the public text 'web' that training starts from"):
         TrainingPlan.make(model, corpus, protect=protect)
     with pytest.raises(SettingError, match="left out in your own training loop"):
-        TrainingPlan.for_loop(model, protect, batch_size=4, units=20, steps=2)
+        TrainingPlan.for_loop(model, protect, batch_size=4, num_units=20, steps=2)
 
 
 def test_the_private_text_is_no_public_text(toy_csv: Path, tiny_encoder: Callable[[str], Path], tmp_path: Path) -> None:

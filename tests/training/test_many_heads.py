@@ -62,7 +62,7 @@ def test_heads_trained_together_are_those_trained_alone(
         subset = corpus.take(rows)
         model.replace_head(model.width, Rng(number))
         weight, bias = (parameter.detach().clone() for parameter in model.head.parameters())
-        plan = TrainingPlan.make(model, subset, protect=protect, train=settings, seed=number, noise_seed=number)
+        plan = TrainingPlan.make(model, subset, protect=protect, training=settings, seed=number, noise_seed=number)
         jobs.append(HeadJob(rows, subset, plan, None if protect is None else plan.secret(), weight, bias))
         batch = every.batch(rows)
         train(model, subset, plan, job=Job(encoded=Vectors(batch.inputs["vectors"], batch.targets)))

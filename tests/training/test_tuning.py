@@ -44,7 +44,7 @@ def build(corpus: Corpus, tiny_encoder: Callable[[str], Path]) -> Callable[[], C
 
 @pytest.fixture(scope="module")
 def search(build: Callable[[], Classifier], corpus: Corpus) -> SearchPlan:
-    return SearchPlan.make(build(), corpus, GRID, protect=DPSGD(epsilon=4), trials=4, train=SHORT)
+    return SearchPlan.make(build(), corpus, GRID, protect=DPSGD(epsilon=4), trials=4, training=SHORT)
 
 
 def test_the_plan_stays_within_the_budget_and_names_its_cost(search: SearchPlan) -> None:
@@ -60,7 +60,7 @@ def test_the_plan_stays_within_the_budget_and_names_its_cost(search: SearchPlan)
 
 def test_the_default_settings_are_drawn_as_often_as_all_others(build: Callable[[], Classifier], corpus: Corpus) -> None:
     def shares(**grid: Any) -> dict[Any, float]:
-        plan = SearchPlan.make(build(), corpus, grid, protect=DPSGD(epsilon=4), trials=4, train=SHORT)
+        plan = SearchPlan.make(build(), corpus, grid, protect=DPSGD(epsilon=4), trials=4, training=SHORT)
         return {tuple(one.values()): share for one, share in zip(plan.candidates, plan.shares, strict=True)}
 
     rates = [0.001, 0.02, 0.1]  # 0.02 is the default of a head
@@ -123,7 +123,7 @@ def test_the_winner_has_the_best_score_and_its_settings(
 
     model = build()
     grid = {"learning_rate": [0.001, 0.002, 0.003, 0.1]}
-    search = SearchPlan.make(model, corpus, grid, protect=DPSGD(epsilon=4), trials=20, train=SHORT)
+    search = SearchPlan.make(model, corpus, grid, protect=DPSGD(epsilon=4), trials=20, training=SHORT)
     rates: list[float] = []
 
     def trial(self: Any, number: int, candidate: int) -> float:
@@ -183,7 +183,7 @@ def test_a_search_resumes_only_with_its_data_settings_and_ledger(
         texts[int(rows[0])] = "another text"
         with pytest.raises(ModelError, match="something has changed"):
             tune(build(), replace(corpus, texts=tuple(texts)), search, ledger=ledger, secret=secret, job=job)
-        longer = SearchPlan.make(build(), corpus, GRID, protect=DPSGD(epsilon=4), trials=5, train=SHORT)
+        longer = SearchPlan.make(build(), corpus, GRID, protect=DPSGD(epsilon=4), trials=5, training=SHORT)
         with pytest.raises(ModelError, match="something has changed"):
             tune(build(), corpus, longer, ledger=ledger, secret=secret, job=job)
     progress = json.loads((tmp_path / SEARCH).read_text())
@@ -230,12 +230,12 @@ def test_what_a_search_cannot_do_is_rejected_with_a_remedy(build: Callable[[], C
     model = build()
     for protect in (DPSGD(noise_multiplier=1.0), DPSGD(epsilon=3, noise_multiplier=1.0), DirDPSGD(kappa=10.0)):
         with pytest.raises(SettingError, match="protect"):
-            SearchPlan.make(model, corpus, GRID, protect=protect, train=SHORT)
+            SearchPlan.make(model, corpus, GRID, protect=protect, training=SHORT)
     with pytest.raises(SettingError, match="patience"):
-        SearchPlan.make(model, corpus, GRID, protect=DPSGD(epsilon=3), train=replace(SHORT, patience=2))
+        SearchPlan.make(model, corpus, GRID, protect=DPSGD(epsilon=3), training=replace(SHORT, patience=2))
     with pytest.raises(SettingError, match="learning_rate"):
-        SearchPlan.make(model, corpus, {"learning_rate": [0.1, -1.0]}, protect=DPSGD(epsilon=3), train=SHORT)
+        SearchPlan.make(model, corpus, {"learning_rate": [0.1, -1.0]}, protect=DPSGD(epsilon=3), training=SHORT)
     with pytest.raises(SettingError, match="of type float"):
-        SearchPlan.make(model, corpus, {"learning_rate": [0.1, "x"]}, protect=DPSGD(epsilon=3), train=SHORT)
+        SearchPlan.make(model, corpus, {"learning_rate": [0.1, "x"]}, protect=DPSGD(epsilon=3), training=SHORT)
     with pytest.raises(SettingError, match="trials"):
-        SearchPlan.make(model, corpus, GRID, protect=DPSGD(epsilon=3), trials=math.nan, train=SHORT)
+        SearchPlan.make(model, corpus, GRID, protect=DPSGD(epsilon=3), trials=math.nan, training=SHORT)

@@ -12,7 +12,7 @@ from discreet.data.corpus import Corpus
 from discreet.data.sources import load
 from discreet.models.build import ready
 from discreet.models.classifier import Classifier
-from discreet.training.evaluate import predict
+from discreet.training.evaluation import predict
 from discreet.training.tuning import private_score, row_scores, unit_scores
 
 

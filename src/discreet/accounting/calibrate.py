@@ -107,7 +107,19 @@ def least_noise(
     guess: float | None = None,
     tolerance: float = 1e-4,
 ) -> float:
-    """Return the least noise whose event costs at most epsilon at delta; a guess saves a search for one."""
+    """Return the least noise whose event costs at most epsilon at delta; a guess saves a search for one.
+
+    Args:
+        make: From a noise multiplier to the event of the whole release.
+        epsilon: The budget.
+        delta: Its delta.
+        adjacency: add/remove, zero-out or replace-one.
+        accountant: pld, rdp or gdp; the last may be an estimate.
+        low: The least noise that is tried.
+        high: The most noise that is tried.
+        guess: Where to start.
+        tolerance: The relative error of the result, which is rounded up.
+    """
     epsilon, delta = positive("epsilon", epsilon), open_probability("delta", delta)
 
     def cost(noise: float, accountant: str = accountant) -> float:
@@ -132,6 +144,14 @@ def most_steps(
 ) -> int:
     """Return the largest number of equal steps that cost at most epsilon at delta; 0 if one step costs more.
 
+    Args:
+        step: The event of one step.
+        epsilon: The budget.
+        delta: Its delta.
+        adjacency: add/remove, zero-out or replace-one.
+        accountant: pld, rdp or gdp; the last may be an estimate.
+        limit: The most steps that are tried.
+
     >>> from discreet.accounting.events import GaussianDpEvent
     >>> most_steps(GaussianDpEvent(10.0), epsilon=1.0, delta=1e-5)
     7
@@ -152,7 +172,19 @@ def largest_rate(
     guess: float = 0.01,
     tolerance: float = 1e-4,
 ) -> float:
-    """Return the largest sampling rate, or other parameter that increases the cost, within epsilon at delta."""
+    """Return the largest sampling rate, or other parameter that increases the cost, within epsilon at delta.
+
+    Args:
+        make: From a sampling rate to the event of the whole release.
+        epsilon: The budget.
+        delta: Its delta.
+        adjacency: add/remove, zero-out or replace-one.
+        accountant: pld, rdp or gdp; the last may be an estimate.
+        low: The smallest rate that is tried.
+        high: The largest rate that is tried.
+        guess: Where to start.
+        tolerance: The relative error of the result, which is rounded down.
+    """
     epsilon, delta = positive("epsilon", epsilon), open_probability("delta", delta)
     return most(
         lambda rate: epsilon_of(make(rate), delta, adjacency, accountant),

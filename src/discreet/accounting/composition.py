@@ -17,6 +17,9 @@ from discreet.core.guarantee import Guarantee
 def basic_composition(costs: Iterable[tuple[float, float]]) -> tuple[float, float]:
     """Return the (epsilon, delta) of several releases of the same data: both add up.
 
+    Args:
+        costs: An epsilon and a delta for each release.
+
     >>> basic_composition([(1.0, 0.0), (0.5, 1e-6)])
     (1.5, 1e-06)
     """

@@ -371,7 +371,11 @@ def event_to_json(event: Any) -> str:
 
 
 def event_from_json(text: str) -> Any:
-    """Return the event that `event_to_json` wrote. Classes that are not listed here are rejected."""
+    """Return the event that `event_to_json` wrote. Classes that are not listed here are rejected.
+
+    Args:
+        text: What `event_to_json` returned.
+    """
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:

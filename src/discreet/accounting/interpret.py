@@ -76,7 +76,14 @@ ACCOUNTANTS = ("pld", "rdp", "gdp")
 def epsilon(
     event: DpEvent, delta: float, adjacency: Adjacency | str = Adjacency.ADD_REMOVE, accountant: str = "pld"
 ) -> float:
-    """Return epsilon at delta: an upper bound for pld and rdp, possibly an estimate for gdp; infinity if unbounded."""
+    """Return epsilon at delta: an upper bound for pld and rdp, possibly an estimate for gdp; infinity if unbounded.
+
+    Args:
+        event: The event.
+        delta: The delta at which epsilon is asked for.
+        adjacency: add/remove, zero-out or replace-one.
+        accountant: pld, rdp or gdp; the last may be an estimate.
+    """
     return _named_epsilon(event, delta, _checked(adjacency, accountant), accountant)[0]
 
 
@@ -126,6 +133,12 @@ def delta(
 ) -> float:
     """Return delta at epsilon: an upper bound for pld and rdp, possibly an estimate for gdp; 1 without a guarantee.
 
+    Args:
+        event: The event.
+        epsilon: The epsilon at which delta is asked for.
+        adjacency: add/remove, zero-out or replace-one.
+        accountant: pld, rdp or gdp; the last may be an estimate.
+
     >>> from discreet.accounting.events import GaussianDpEvent
     >>> round(delta(GaussianDpEvent(1.0), 1.0), 6)
     0.126937
@@ -155,7 +168,7 @@ def delta(
     return min(step.delta(count, epsilon), by_rdp)
 
 
-def guarantee(
+def guarantee_of(
     event: DpEvent,
     *,
     delta: float,
@@ -166,10 +179,18 @@ def guarantee(
 ) -> Guarantee:
     """Return the guarantee of an event, with its assumptions and caveats.
 
+    Args:
+        event: What is released, as an event of `discreet.accounting`.
+        delta: Delta of the guarantee.
+        adjacency: How two neighbouring data sets differ: add/remove, zero-out or replace-one.
+        accountant: pld, rdp or gdp; the last may be an estimate.
+        unit: The word for what is protected, such as note.
+        assumptions: Further assumptions to state.
+
     >>> from discreet.accounting.events import GaussianDpEvent, NoGuaranteeDpEvent
-    >>> print(guarantee(GaussianDpEvent(1.0), delta=1e-5, unit="note"))  # doctest: +ELLIPSIS, +NORMALIZE_WHITESPACE
+    >>> print(guarantee_of(GaussianDpEvent(1.0), delta=1e-5, unit="note"))  # doctest: +ELLIPSIS, +NORMALIZE_WHITESPACE
     Certified: differential privacy with epsilon = 4.378 and delta = 1e-05 for each note (...), by the pld accountant.
-    >>> print(guarantee(NoGuaranteeDpEvent("the masks are secret, not random"), delta=1e-5))
+    >>> print(guarantee_of(NoGuaranteeDpEvent("the masks are secret, not random"), delta=1e-5))
     No guarantee for any record: the masks are secret, not random.
     """
     adjacency = _checked(adjacency, accountant)

@@ -78,6 +78,11 @@ class Ledger:
     An id identifies one sample of randomness: run, seed and step. Repeating an id means the same noise on the same
     data, as when a seeded step is repeated after a crash. Different noise needs a different id, or `secure=True`.
 
+    Args:
+        path: The file, or None for a ledger in memory; use `Ledger.open`.
+        store: Where its lines are written.
+        tally: What they say.
+
     >>> from discreet.accounting.events import GaussianDpEvent
     >>> with Ledger.open(None, unit="note", adjacency="add/remove") as ledger:
     ...     ledger.spend(GaussianDpEvent(2.0), id="seed 7, step 1").spends
@@ -110,6 +115,12 @@ class Ledger:
 
         Raises LedgerError if an existing ledger has another unit, adjacency or budget, is open elsewhere, or is
         damaged. A torn last line is counted as spent and marked in the file.
+
+        Args:
+            path: The file, or None for a ledger in memory.
+            unit: The word for the privacy unit.
+            adjacency: add/remove, zero-out or replace-one.
+            budget: The most that may be spent; what would exceed it is rejected.
         """
         if not isinstance(unit, str) or not unit.strip():
             raise invalid("unit", unit, "a non-empty word", "Name what is protected: 'note', 'author', 'client'.")
@@ -134,7 +145,11 @@ class Ledger:
 
     @staticmethod
     def read(path: str | os.PathLike[str]) -> Statement:
-        """Return the contents of a ledger without taking the lock, for example while a training run writes to it."""
+        """Return the contents of a ledger without taking the lock, for example while a training run writes to it.
+
+        Args:
+            path: The file.
+        """
         return ledger_file.read(_bytes(path), str(path)).statement()
 
     @staticmethod
@@ -142,6 +157,10 @@ class Ledger:
         """Return the contents of a ledger up to the line with a check (`Statement.check`), or None without that line.
 
         A ledger only grows, so what a release recorded of it at its end can be found later too.
+
+        Args:
+            path: The file.
+            check: The check of the last line to read.
         """
         data = ledger_file.up_to(_bytes(path), check)
         return None if data is None else ledger_file.read(data, str(path)).statement()
@@ -161,6 +180,12 @@ class Ledger:
 
         When it returns, the spend is on disk. If it raises, do not use the noise: nothing was counted or, after a
         partial disk failure, too much. BudgetError is raised before anything is written.
+
+        Args:
+            event: What is about to be released.
+            id: Names the sample of randomness: run, seed and step.
+            secure: Count it again although the id was spent before: the randomness is fresh every time.
+            terms: Assumptions and caveats of its guarantee.
 
         Guarantee: none on its own; `guarantee` returns that of all spends together.
         """
@@ -199,6 +224,10 @@ class Ledger:
         A training run counts all planned steps before the first. They are written together and synced once, which
         takes milliseconds where thousands of single spends take many seconds. Ids that were spent before are counted
         once, as by `spend`.
+
+        Args:
+            spends: The events, each with its id, as for `spend`.
+            terms: Assumptions and caveats of their guarantee.
 
         Guarantee: none on its own; `guarantee` returns that of all spends together.
         """
@@ -243,6 +272,9 @@ class Ledger:
         """Record terms that apply to earlier spends, as when a step is repeated with other randomness.
 
         A new caveat or assumption is on disk when this returns, here and in `also`.
+
+        Args:
+            terms: Assumptions and caveats.
         """
         self.check_usable()
         with self._thread:
@@ -254,6 +286,9 @@ class Ledger:
 
         True only if the spend is counted and, in a ledger with a path, on disk. A torn line whose id could not be read
         is counted, but without an id.
+
+        Args:
+            id: The id of a spend.
 
         >>> from discreet.accounting.events import GaussianDpEvent
         >>> with Ledger.open(None, unit="note", adjacency="add/remove") as ledger:
@@ -283,6 +318,9 @@ class Ledger:
 
         It is exactly the number that `spend` will allow, computed by the same accountant together with all earlier
         spends. The accountant gives an upper bound of epsilon, so the true remainder is never smaller.
+
+        Args:
+            event: What would be released.
         """
         budget = self._tally.budget
         if budget is None:
@@ -295,6 +333,9 @@ class Ledger:
 
         It takes milliseconds where `remaining` takes a second or two: composing thousands of sampled and unsampled
         events is slow.
+
+        Args:
+            event: What would be released.
         """
         budget = self._tally.budget
         if budget is None:
@@ -339,6 +380,11 @@ class Ledger:
 
         It includes the assumptions that were recorded with the spends; with a recorded caveat it is an estimate.
 
+        Args:
+            delta: Delta of the guarantee; by default that of the budget.
+            accountant: pld, rdp or gdp; the last may be an estimate.
+            assumptions: Further assumptions to state.
+
         Guarantee: for the unit and adjacency of the ledger, over every spend in it.
         """
         statement = self.statement
@@ -351,6 +397,10 @@ class Ledger:
         Counts are rounded up to a geometric sequence with ratio 1 + `rounding`, so that the accountant runs for few of
         them. The result is the epsilon of the rounded counts, never below the epsilon so far. With rounding 0 it is
         that of `guarantee`.
+
+        Args:
+            delta: Delta of the guarantee; by default that of the budget.
+            rounding: How coarsely counts are rounded up; 0 is exact.
         """
         return self._allowance.bound(self.statement.delta(delta), non_negative("rounding", rounding))
 

@@ -55,7 +55,7 @@ from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 from discreet.accounting.events import ComposedDpEvent, NoOpDpEvent, SelfComposedDpEvent, event_from_value
-from discreet.accounting.interpret import guarantee
+from discreet.accounting.interpret import guarantee_of
 from discreet.core.errors import DiscreetError, LedgerError, OutputError, invalid, positive, shown
 from discreet.core.files import write_all, write_atomic
 from discreet.core.guarantee import Adjacency, Caveat, Guarantee
@@ -628,7 +628,7 @@ def composed(spent: Sequence[tuple[Any, int]]) -> Any:
 
 def cost_of(event: Any, delta: float, statement: Statement, accountant: str = "pld") -> Guarantee:
     """Return the guarantee of an event for the unit and adjacency of a statement."""
-    return guarantee(event, delta=delta, adjacency=statement.adjacency, accountant=accountant, unit=statement.unit)
+    return guarantee_of(event, delta=delta, adjacency=statement.adjacency, accountant=accountant, unit=statement.unit)
 
 
 def most(cost: Callable[[int], float], limit: float, cap: int, single: float = math.inf) -> int:

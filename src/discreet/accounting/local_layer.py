@@ -37,7 +37,7 @@ from discreet.accounting.gdp import (
     gaussian_noise,
 )
 from discreet.accounting.interpret import epsilon as epsilon_of
-from discreet.accounting.interpret import guarantee
+from discreet.accounting.interpret import guarantee_of
 from discreet.core.errors import invalid, one_of, positive, whole
 from discreet.core.guarantee import Adjacency, Caveat, Guarantee
 
@@ -215,7 +215,7 @@ class LocalLayerCost:
     def guarantee(self, noise_std: float, *, delta: float, unit: str = "record") -> Guarantee:
         """Return the guarantee at this noise: proven, or the uncertified claim of the paper."""
         if self.calibration == "sound":
-            return guarantee(
+            return guarantee_of(
                 self.event(noise_std),
                 delta=delta,
                 adjacency=Adjacency.REPLACE_ONE,

@@ -34,6 +34,11 @@ def most_true_positives(
     """Return an upper bound on the true-positive rate of any membership test at a false-positive rate.
 
     Under add/remove and zero-out the test is for presence, under replace-one for one record against another.
+
+    Args:
+        event: The event.
+        false_positive_rate: The rate at which the test accuses wrongly.
+        adjacency: add/remove, zero-out or replace-one.
     """
     return float(most_true_positives_at(event, [false_positive_rate], adjacency)[0])
 
@@ -67,6 +72,11 @@ def most_identified(event: DpEvent, candidates: int, adjacency: Adjacency | str 
     """Return an upper bound on the probability of identifying the true candidate among equally likely ones.
 
     For one von Mises–Fisher direction under zero-out it is the mass of the cap of uniform measure 1/candidates.
+
+    Args:
+        event: The event.
+        candidates: The number of equally likely candidates.
+        adjacency: add/remove, zero-out or replace-one.
     """
     return most_true_positives(event, 1 / whole("candidates", candidates), adjacency)
 
@@ -79,6 +89,12 @@ def most_exposure(
     Exposure is log2(n) - log2(rank). The k candidates that an attack ranks first are a guess of k of n, which is right
     with probability at most that of a test with false-positive rate k/n. `copies` is the number of privacy units that
     hold a copy of the canary: the bound is then that of a group, by applying the bound on the test that often.
+
+    Args:
+        event: The event of the training.
+        candidates: The number of equally likely secrets.
+        adjacency: add/remove, zero-out or replace-one.
+        copies: The number of privacy units that hold a copy.
 
     Paper: Dong, Roth and Su 2022, Gaussian differential privacy, theorem 2.14 (groups).
 
@@ -111,6 +127,11 @@ def most_named(epsilon: float, delta: float, candidates: int) -> float:
     If the record is replaced by a null record or one fixed candidate, the probabilities of naming each candidate add up
     to at most 1. Epsilon and delta bound how much larger the probability of naming the true one can be.
 
+    Args:
+        epsilon: The epsilon of the release.
+        delta: Its delta.
+        candidates: The number of equally likely candidates.
+
     >>> round(most_named(1.0, 0.0, 64), 4)
     0.0425
     """
@@ -129,6 +150,13 @@ def least_noise_for_risk(
     low: float = 1e-3,
 ) -> float:
     """Return the least noise at which no membership test exceeds a true-positive rate at a false-positive rate.
+
+    Args:
+        make: From a noise multiplier to the event of the whole release.
+        true_positive_rate: The highest rate that any test may reach.
+        false_positive_rate: The rate at which it is limited.
+        adjacency: add/remove, zero-out or replace-one.
+        low: The least noise that is tried.
 
     >>> from discreet.accounting.events import GaussianDpEvent
     >>> round(least_noise_for_risk(GaussianDpEvent, true_positive_rate=0.05, false_positive_rate=0.01), 3)

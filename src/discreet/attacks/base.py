@@ -83,6 +83,14 @@ class Attack(ABC):
     with. `name` is its name in the catalog, which holds its label and help; a plug-in has the name of its entry point,
     may declare a `label`, and its help is the first line of its docstring. `aligned` means one guess for each released
     vector, in the same order. `has_time_limit` means that its field `seconds` limits the search.
+
+    >>> from discreet.core.types import GradientRelease
+    >>> class FirstCandidate(Attack):
+    ...     sees = GradientRelease
+    ...     def run(self, seen, knows, rng):
+    ...         return Guess(tuple(knows.candidates[:1]))
+    >>> FirstCandidate().run(None, Knowledge(candidates=("a guess",)), Rng(0)).texts
+    ('a guess',)
     """
 
     name: ClassVar[str] = ""
@@ -95,7 +103,13 @@ class Attack(ABC):
 
     @abstractmethod
     def run(self, seen: Any, knows: Knowledge, rng: Rng) -> Guess:
-        """Return the guess for a release."""
+        """Return the guess for a release.
+
+        Args:
+            seen: The release.
+            knows: What the attacker knows besides it.
+            rng: The source of the attack's random numbers.
+        """
 
     @property
     def label(self) -> str:
@@ -130,17 +144,30 @@ class Attack(ABC):
         return False
 
     def craft(self, model: TextModel, rng: Rng) -> TextModel:
-        """Return the model that clients receive: the public one, or a copy with crafted weights."""
+        """Return the model that clients receive: the public one, or a copy with crafted weights.
+
+        Args:
+            model: The public model.
+            rng: The source of the attack's random numbers.
+        """
         return model
 
     def within(self, seconds: float | None) -> Self:
-        """Return the attack with a time limit on each search, if it supports one."""
+        """Return the attack with a time limit on each search, if it supports one.
+
+        Args:
+            seconds: The limit; None is no limit.
+        """
         if seconds is None or not self.has_time_limit:
             return self
         return dataclasses.replace(self, seconds=seconds)  # type: ignore[type-var]
 
     def informed(self, mixing: Mixing) -> Self:
-        """Return the attack with the public settings of the protection that it uses."""
+        """Return the attack with the public settings of the protection that it uses.
+
+        Args:
+            mixing: The public settings of a protection that mixes vectors.
+        """
         return self
 
 

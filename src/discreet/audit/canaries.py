@@ -56,7 +56,7 @@ from discreet.models.base import TextModel, evaluating
 from discreet.models.classifier import classifier_of
 from discreet.models.language_model import LanguageModel, token_losses
 from discreet.protections.dp_sgd import DPSGD
-from discreet.training.evaluate import by_length, predict
+from discreet.training.evaluation import by_length, predict
 from discreet.training.plan import TrainingPlan
 from discreet.training.steps import StepCanaries, Taken
 

@@ -66,15 +66,23 @@ class ManyRuns:
     mu: float
 
 
-def many_runs(draw: Draw, *, delta: float, rng: Rng, draws: int = DRAWS, confidence: float = CONFIDENCE) -> ManyRuns:
+def audit_many_runs(
+    draw: Draw, *, delta: float, rng: Rng, draws: int = DRAWS, confidence: float = CONFIDENCE
+) -> ManyRuns:
     """Return a lower bound on the epsilon of a mechanism at delta, from independent draws for two neighbours.
 
-    `draws` is the number of draws of each neighbour; half of them choose the test. The bound holds with probability
-    `confidence` for any mechanism whose draws are independent.
+    The bound holds with probability `confidence` for any mechanism whose draws are independent.
+
+    Args:
+        draw: Takes the neighbour (True or False), a number of draws and an `Rng`, and returns so many outcomes.
+        delta: The delta of the claim.
+        rng: The source of the random numbers.
+        draws: The number of draws of each neighbour; half of them choose the test.
+        confidence: The probability that the bound holds.
 
     >>> def noisy(present: bool, count: int, rng: Rng) -> Scores:
     ...     return present + rng.numpy().standard_normal(count)
-    >>> many_runs(noisy, delta=1e-5, rng=Rng(0)).epsilon < 4.378  # the truth
+    >>> audit_many_runs(noisy, delta=1e-5, rng=Rng(0)).epsilon < 4.378  # the truth
     True
     """
     probability("delta", delta)

@@ -179,7 +179,14 @@ MECHANISMS: dict[str, Callable[[float, float, int], Any]] = {
 
 
 def mechanism_subject(name: str, epsilon: float, delta: float, dimension: int = DIMENSION) -> Subject:
-    """Return the audit of a mechanism by its name, with the noise that a budget needs."""
+    """Return the audit of a mechanism by its name, with the noise that a budget needs.
+
+    Args:
+        name: The name of the mechanism.
+        epsilon: The budget that its noise is calibrated for.
+        delta: Its delta.
+        dimension: The dimension of the vectors.
+    """
     one_of("mechanism", name, MECHANISMS)
     positive("epsilon", epsilon)
     open_probability("delta", delta)

@@ -332,6 +332,11 @@ def protection_subject(asked: Protection | str, settings: Mapping[str, Any] | No
 
     A budget is that of the audited release alone, so its noise is calibrated to one step, or to the audited steps where
     one of them is not a release of its own (samplers and correlated noise of dp-sgd).
+
+    Args:
+        asked: The protection, or its name in the catalog.
+        settings: The settings of a protection that is given by its name.
+        delta: The delta of the claim.
     """
     if isinstance(asked, str):
         asked = protection(asked, settings or {})

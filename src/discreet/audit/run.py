@@ -84,15 +84,21 @@ class RunAudit:
         }
 
 
-def audit_run(folder: Path, *, confidence: float = CONFIDENCE, device: torch.device | str = "cpu") -> RunAudit:
+def audit_run(folder: Path | str, *, confidence: float = CONFIDENCE, device: torch.device | str = "cpu") -> RunAudit:
     """Audit a finished run that was trained with canaries.
 
     The number of guesses is a function of the certificate and of the number of canaries alone, so it was fixed before
     any score was seen.
 
+    Args:
+        folder: The folder of the run.
+        confidence: The probability that the bound holds.
+        device: Where to put the model.
+
     Guarantee: that of the run; an audit is post-processing.
     """
     open_probability("confidence", confidence)
+    folder = Path(folder)
     run = load_run(folder, device)
     planted = run.metrics.get("audit")
     record = canaries.read(folder, planted)

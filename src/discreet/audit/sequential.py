@@ -68,7 +68,7 @@ class _Bet:
         self.counts = self.counts + counts
 
 
-def sequential(
+def audit_sequentially(
     draw: Draw,
     *,
     epsilon: float,
@@ -85,6 +85,17 @@ def sequential(
     `watch` is called after every batch and may raise to stop at any time: what was reported holds with `confidence`.
     `grid` are the epsilons that can be reported, by default 20 up to the claim. The first batch only chooses the sets;
     each later batch is bet on with sets and stakes from the batches before it.
+
+    Args:
+        draw: Takes the neighbour (True or False), a number of draws and an `Rng`, and returns so many outcomes.
+        epsilon: The claim.
+        delta: Its delta.
+        rng: The source of the random numbers.
+        confidence: The probability that what is reported holds.
+        batch: The number of draws of each neighbour in a batch.
+        most: The most draws of each neighbour.
+        grid: The epsilons that can be reported; by default 20 up to the claim.
+        watch: Called after every batch; it may raise to stop at any time.
     """
     claim = positive("epsilon", epsilon, "It is the claim that is tested.")
     probability("delta", delta)

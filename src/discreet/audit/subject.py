@@ -11,7 +11,7 @@ import numpy as np
 from discreet.accounting.events import DpEvent, decompose
 from discreet.accounting.interpret import epsilon as epsilon_of
 from discreet.audit.aspects import RELEASE, Aspect, Untested, untested
-from discreet.audit.many_runs import CONFIDENCE, DRAWS, Draw, ManyRuns, best_test, many_runs, scoring
+from discreet.audit.many_runs import CONFIDENCE, DRAWS, Draw, ManyRuns, audit_many_runs, best_test, scoring
 from discreet.audit.one_run import Guesses, fdp_epsilon, fdp_rejects, guess, planned_guesses, steinke_epsilon
 from discreet.audit.order_statistics import order_epsilon
 from discreet.audit.trade_off import Family, family_of, trade_off_of
@@ -138,18 +138,34 @@ def audit(
     """Audit a subject by many runs, and by one run with independent canaries beside it.
 
     The lower bound is that of the many runs: it holds with probability `confidence` whatever the mechanism is.
+
+    Args:
+        subject: The draws for two neighbours, and what is claimed about them.
+        delta: The delta of the claim.
+        rng: The source of the random numbers.
+        draws: The number of draws of each neighbour for the many-run audit.
+        canaries: The number of canaries of the one-run audit.
+        confidence: The probability that the bound holds.
     """
-    runs = many_runs(subject.draw, delta=delta, rng=rng.fork("many"), draws=draws, confidence=confidence)
-    single = one_run(subject, delta=delta, rng=rng.fork("one"), canaries=canaries, confidence=confidence)
+    runs = audit_many_runs(subject.draw, delta=delta, rng=rng.fork("many"), draws=draws, confidence=confidence)
+    single = audit_one_run(subject, delta=delta, rng=rng.fork("one"), canaries=canaries, confidence=confidence)
     tested = (Aspect.LOWER_BOUND, *subject.tested)
     upper = subject.upper_bound(delta)
     return Audited(subject.name, runs.epsilon, upper, delta, confidence, runs, single, tested, subject.not_tested)
 
 
-def one_run(
+def audit_one_run(
     subject: Subject, *, delta: float, rng: Rng, canaries: int = CANARIES, confidence: float = CONFIDENCE
 ) -> OneRun:
-    """Audit a subject in one run: each canary is the record or its neighbour, by a coin; count the right guesses."""
+    """Audit a subject in one run: each canary is the record or its neighbour, by a coin; count the right guesses.
+
+    Args:
+        subject: The draws for two neighbours, and what is claimed about them.
+        delta: The delta of the claim.
+        rng: The source of the random numbers.
+        canaries: The number of canaries of the one-run audit.
+        confidence: The probability that the bound holds.
+    """
     open_probability("delta", delta)
     whole("canaries", canaries, 2)
     declared = trade_off_of(subject.event, subject.adjacency)

@@ -165,14 +165,14 @@ def _subject(options: AuditOptions, settings: Mapping[str, Any]) -> Subject:
 
 def _audit_sequentially(subject: Subject, options: AuditOptions, json: bool) -> bool:
     from discreet.audit.aspects import Aspect
-    from discreet.audit.sequential import sequential
+    from discreet.audit.sequential import audit_sequentially
     from discreet.core.randomness import Rng
 
     claim = subject.upper_bound(options.delta)
     so_far: list[Sequential] = []
     with working(f"testing epsilon {in_digits(claim)}"):
         try:
-            result = sequential(
+            result = audit_sequentially(
                 subject.draw,
                 epsilon=claim,
                 delta=options.delta,

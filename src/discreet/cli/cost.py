@@ -157,7 +157,7 @@ def _spend(options: CostOptions, json: bool) -> None:
 
 def _counted(options: CostOptions, event: DpEvent) -> tuple[Guarantee, float | None]:
     """Return the guarantee of an event, and the highest true positive rate of any attack."""
-    from discreet.accounting.interpret import guarantee as guarantee_of
+    from discreet.accounting.interpret import guarantee_of
 
     guarantee = guarantee_of(event, unit=options.unit, **options.terms)
     return guarantee, risk_of(event, guarantee)

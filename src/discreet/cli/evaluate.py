@@ -40,7 +40,7 @@ def evaluate(
         from discreet.experiment.attack.scene import corpus_of_run
         from discreet.models.build import matched
         from discreet.runs.folder import load_run
-        from discreet.training.evaluate import assess
+        from discreet.training.evaluation import assess
 
         loaded = load_run(run, find_device(device))
     model, settings = loaded.model, loaded.settings

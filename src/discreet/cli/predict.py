@@ -42,7 +42,7 @@ def predict(
         from discreet.core.device import find_device
         from discreet.models.classifier import classifier_of
         from discreet.runs.folder import load_run
-        from discreet.training.evaluate import predict as predict_corpus
+        from discreet.training.evaluation import predict as predict_corpus
 
         loaded = load_run(run, find_device(device))
     corpus = read(source, text, text_pair, loaded.settings, separator, quoting)

@@ -149,7 +149,7 @@ def _private_vectors(folder: Path, asked: tuple[list[str] | None, str, str, str 
     from discreet.data.batches import tokenise
     from discreet.local.client import queries_of, same_work
     from discreet.models.classifier import classifier_of
-    from discreet.training.evaluate import represent
+    from discreet.training.evaluation import represent
 
     run = load_run(folder)
     model = classifier_of(run.model, "a query", "Encrypted answers need the head of a classifier.")

@@ -67,14 +67,13 @@ def statement(
         raise invalid("format", kind, "left out or json with --json", "Leave one of them out.")
     with working("reading the run and its ledger"):
         from discreet.statement.facts import read_facts
-        from discreet.statement.statement import same_people
-        from discreet.statement.statement import statement as make
+        from discreet.statement.statement import same_people, statement_of
 
         facts = read_facts(run, ledger=options.ledger, delta=options.delta)
         others = same_people(facts) if options.all_releases else None
     groups = _measured(facts, options)
     with working("composing the statement"):
-        values = make(facts, groups=groups, others=others)
+        values = statement_of(facts, groups=groups, others=others)
     if options.out is not None:
         files = _write(values, facts, kind, options.out)
         if json:
@@ -109,12 +108,12 @@ def _text(values: dict[str, Any], facts: Facts, kind: str) -> str:
     from json import dumps
 
     from discreet.statement import exports
-    from discreet.statement.markdown import markdown
+    from discreet.statement.markdown import markdown_of
 
     if kind == "json":
         return dumps(values, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
     if kind == "markdown":
-        return markdown(values)
+        return markdown_of(values)
     if kind == "opendp":
         return exports.opendp(values)
     return exports.huggingface(values, facts) if kind == "huggingface" else exports.croissant(values, facts)

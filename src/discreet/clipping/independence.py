@@ -33,6 +33,11 @@ def check_independent(tape: Tape, losses_of: Losses, rows: int) -> None:
     in reversed order (unless the losses are random even without dropout). This takes about 50 small passes: call it
     once, before training.
 
+    Args:
+        tape: The recording of the model's layers.
+        losses_of: Runs the model on the rows with the given indices, and returns their losses.
+        rows: How many rows there are.
+
     Guarantee: none. It reads the rows and only reveals whether the test passes.
     """
     if rows < 2:

@@ -107,7 +107,17 @@ def _spelled(marked: str, spelling: Spelling) -> str:
 
 
 class DiscreetError(Exception):
-    """Any error that the caller can fix; the command line prints it and exits with status 2."""
+    """Any error that the caller can fix; the command line prints it and exits with status 2.
+
+    Args:
+        message: What was expected, what was got, and the remedy.
+
+    >>> try:
+    ...     positive("epsilon", -1, "Smaller is more private.")
+    ... except DiscreetError as error:
+    ...     print(error)
+    Expected epsilon to be > 0 and finite, got -1. Smaller is more private.
+    """
 
     def __init__(self, message: str = "") -> None:
         """Store the message with its settings."""
@@ -129,7 +139,11 @@ class DiscreetError(Exception):
         return self.message.settings
 
     def worded(self, spelling: Spelling) -> str:
-        """Return the message with its settings in another spelling."""
+        """Return the message with its settings in another spelling.
+
+        Args:
+            spelling: From the name and value of a setting to its words; None leaves it as it is in Python.
+        """
         return _shortened(self.message.worded(spelling))
 
 
@@ -181,7 +195,16 @@ class LedgerError(DiscreetError):
 
 
 class BudgetError(DiscreetError):
-    """The next step would exceed the privacy budget."""
+    """The next step would exceed the privacy budget.
+
+    Args:
+        message: What would be spent, and the budget.
+
+    >>> raise BudgetError("Expected a total epsilon <= 3, got 3.2.")
+    Traceback (most recent call last):
+    ...
+    discreet.core.errors.BudgetError: Expected a total epsilon <= 3, got 3.2.
+    """
 
 
 def first_line(error: BaseException, longest: int = _LONGEST_LINE) -> str:

@@ -12,7 +12,11 @@ from discreet.core.errors import DataError, invalid, whole
 
 
 class Adjacency(enum.StrEnum):
-    """The relation between two neighbouring data sets."""
+    """The relation between two neighbouring data sets.
+
+    >>> Adjacency("zero-out") is Adjacency.ZERO_OUT
+    True
+    """
 
     ADD_REMOVE = "add/remove"
     ZERO_OUT = "zero-out"
@@ -92,7 +96,12 @@ def words_for_size(epsilon: float) -> str:
 
 
 class Caveat(enum.StrEnum):
-    """A reason why a figure is an estimate and not a proven bound; code compares these, never their sentences."""
+    """A reason why a figure is an estimate and not a proven bound; code compares these, never their sentences.
+
+    >>> found = Guarantee(3.0, 1e-5, "note", Adjacency.ZERO_OUT, "pld", caveats=frozenset({Caveat.FIXED_SEED}))
+    >>> found.certified, Caveat.FIXED_SEED in found.caveats
+    (False, True)
+    """
 
     FIXED_SEED = "fixed-seed"
     TRAINED_ENCODER = "trained-encoder"
@@ -162,6 +171,17 @@ _CAVEATS = {
 class Guarantee:
     """Epsilon and delta for a unit under an adjacency: a proven upper bound, or an estimate with a reason.
 
+    Args:
+        epsilon: The privacy loss of a unit; infinity means no guarantee.
+        delta: The probability that epsilon does not cover.
+        unit: The word for what is protected, such as patient.
+        adjacency: How two neighbouring data sets differ.
+        accountant: What computed epsilon: pld, rdp, pure or gdp, for example.
+        certified: Whether it is a proven upper bound; otherwise it is an estimate.
+        assumptions: What the proof assumes, in sentences.
+        reason: Why there is no proven bound, as the end of a sentence.
+        caveats: The same as values that code can test; with a caveat the figure is an estimate.
+
     >>> print(Guarantee(3.0, 1e-5, "note", Adjacency.ADD_REMOVE, "pld"))
     Certified: differential privacy with epsilon = 3 and delta = 1e-05 for each note (neighbours: one note is present or
     absent), by the pld accountant.
@@ -196,6 +216,9 @@ class Guarantee:
         """Return the same figure as an estimate, with the sentences of the new caveats added to its reason.
 
         Without a guarantee the reason is unchanged, because there is no figure to qualify.
+
+        Args:
+            caveats: The caveats to add.
         """
         added = frozenset(caveats) - self.caveats
         if not added:
@@ -206,7 +229,11 @@ class Guarantee:
         return replace(self, certified=False, reason="; ".join(reasons), caveats=self.caveats | added)
 
     def without_caveat(self, caveat: Caveat) -> Guarantee:
-        """Return the guarantee without a caveat: certified if it was the only one, else an estimate for the others."""
+        """Return the guarantee without a caveat: certified if it was the only one, else an estimate for the others.
+
+        Args:
+            caveat: The caveat to remove.
+        """
         if caveat not in self.caveats or not self.exists:
             return self
         others, sentence = self.caveats - {caveat}, caveat.sentence
@@ -225,7 +252,11 @@ class Guarantee:
         return "\n".join(textwrap.wrap(self.sentence(), width=120))
 
     def sentence(self, *, assumptions: bool = True) -> str:
-        """Return the guarantee as one line of text, with or without its assumptions."""
+        """Return the guarantee as one line of text, with or without its assumptions.
+
+        Args:
+            assumptions: Whether they are stated.
+        """
         if not self.exists:
             because = f": {self.reason}" if self.reason else ""
             return f"No guarantee for any {self.unit}{because}."
@@ -243,12 +274,20 @@ class Guarantee:
         return text
 
     def from_seed(self, is_secret: bool) -> Guarantee:
-        """Return the guarantee if its noise comes from a secret seed, and an estimate if the seed is fixed."""
+        """Return the guarantee if its noise comes from a secret seed, and an estimate if the seed is fixed.
+
+        Args:
+            is_secret: Whether nobody else knows the seed.
+        """
         return self if is_secret or not self.exists else self.with_caveats({Caveat.FIXED_SEED})
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Guarantee:
-        """Return a guarantee from the plain values of `as_dict`; values that lack one of them are rejected."""
+        """Return a guarantee from the plain values of `as_dict`; values that lack one of them are rejected.
+
+        Args:
+            values: What `as_dict` returned.
+        """
         missing = [field.name for field in fields(cls) if field.name not in values]
         if missing:
             raise DataError(f"Expected {', '.join(missing)} in a stored guarantee, got none. Restore its file.")

@@ -38,6 +38,10 @@ class Rng:
     one source gives different numbers, so noise is never reused by accident. A secure source reads from the operating
     system and is not reproducible; code that needs a reproducible generator rejects it.
 
+    Args:
+        seed: An integer; the same one gives the same numbers. `Rng.secret` has none.
+        path: The names of its forks.
+
     >>> Rng(7).fork("noise").uniform(2) == Rng(7).fork("noise").uniform(2)
     array([ True,  True])
     >>> rng = Rng(7)
@@ -71,7 +75,11 @@ class Rng:
 
     @classmethod
     def secret(cls, key: bytes | None = None) -> Rng:
-        """Return a source that is reproducible only with its 32-byte key, by default from the operating system."""
+        """Return a source that is reproducible only with its 32-byte key, by default from the operating system.
+
+        Args:
+            key: 32 bytes that nobody else knows.
+        """
         drawn = os.urandom(32) if key is None else key
         return cls._of(hashlib.sha256(b"discreet:secret:" + drawn).digest(), (), is_secret=True)
 
@@ -81,7 +89,11 @@ class Rng:
         return self._key is None
 
     def fork(self, *names: str | int) -> Rng:
-        """Return an independent source for a named purpose; the same names give the same source."""
+        """Return an independent source for a named purpose; the same names give the same source.
+
+        Args:
+            names: The names of the fork, which tell it from others.
+        """
         key = self._key
         if key is not None:
             for name in names:
@@ -89,7 +101,11 @@ class Rng:
         return self._of(key, (*self.path, *map(str, names)), self.is_secret)
 
     def numpy(self, user: str = "This") -> np.random.Generator:
-        """Return the numpy generator of a seeded source; `user` is named in the error if the source is secure."""
+        """Return the numpy generator of a seeded source; `user` is named in the error if the source is secure.
+
+        Args:
+            user: Who asks, for the error.
+        """
         if self._key is None:
             raise _no_secure(user)
         if self._numpy is None:
@@ -106,6 +122,9 @@ class Rng:
         Some encoders choose dropped layers on the CPU, wherever their weights are. `torch.manual_seed` seeds the
         generators of all devices, and for a device type that is not initialized it records the call with its stack:
         half of the time of a small step, and a list that grows with every step.
+
+        Args:
+            device: The device whose generators are seeded.
         """
         import torch
 
@@ -118,7 +137,12 @@ class Rng:
             torch.cuda.default_generators[index].manual_seed(self.seed())
 
     def torch(self, device: torch.device | str = "cpu", user: str = "This") -> torch.Generator:
-        """Return the torch generator of a seeded source for a device; `user` is named in the error."""
+        """Return the torch generator of a seeded source for a device; `user` is named in the error.
+
+        Args:
+            device: The device of the generator.
+            user: Who asks, for the error.
+        """
         if self._key is None:
             raise _no_secure(user)
         import torch
@@ -153,7 +177,11 @@ class Rng:
         return np.frombuffer(hashlib.sha256(self._key + purpose).digest()[:16], dtype=np.uint64)
 
     def seed(self, user: str = "This") -> int:
-        """Return a 63-bit seed for a library that keeps its own generator, such as torch's dropout."""
+        """Return a 63-bit seed for a library that keeps its own generator, such as torch's dropout.
+
+        Args:
+            user: Who asks, for the error.
+        """
         if self._key is None:
             raise _no_secure(user)
         return int.from_bytes(hashlib.sha256(self._key + b"torch").digest()[:_WORD], "little") >> 1
@@ -161,25 +189,44 @@ class Rng:
     def seed_bytes(self, purpose: str) -> bytes:
         """Return a 32-byte seed for another library's generator, one for each purpose; faster than a fork.
 
+        Args:
+            purpose: What the seed is for.
+
         >>> Rng(7).seed_bytes("numpy") == Rng(7).seed_bytes("numpy"), Rng(7).seed_bytes("a") == Rng(7).seed_bytes("b")
         (True, False)
         """
         return os.urandom(32) if self._key is None else hashlib.sha256(self._key + f"seed:{purpose}".encode()).digest()
 
     def bytes(self, count: int) -> bytes:
-        """Return random bytes, from the operating system if the source is secure."""
+        """Return random bytes, from the operating system if the source is secure.
+
+        Args:
+            count: How many.
+        """
         return os.urandom(count) if self._key is None else self.numpy().bytes(count)
 
     def words(self, count: int) -> npt.NDArray[np.uint64]:
-        """Return uniform 64-bit words."""
+        """Return uniform 64-bit words.
+
+        Args:
+            count: How many.
+        """
         return np.frombuffer(self.bytes(_WORD * count), dtype=np.uint64).copy()
 
     def uniform(self, count: int) -> npt.NDArray[np.float64]:
-        """Return uniform numbers in [0, 1), multiples of 2^-53."""
+        """Return uniform numbers in [0, 1), multiples of 2^-53.
+
+        Args:
+            count: How many.
+        """
         return np.asarray((self.words(count) >> np.uint64(11)) * 2.0**-53, dtype=np.float64)
 
     def permutation(self, count: int) -> npt.NDArray[np.int64]:
-        """Return a uniformly random permutation of `count` items."""
+        """Return a uniformly random permutation of `count` items.
+
+        Args:
+            count: How many.
+        """
         # Sorts 64-bit words: two equal words among a million items have probability below 3e-8, and a tie only fixes
         # the order of one pair.
         return np.argsort(self.words(count), kind="stable").astype(np.int64)

@@ -91,7 +91,17 @@ class Knowledge:
 
 @dataclass(frozen=True)
 class Guess:
-    """The output of an attack: texts, scores or indices, and details such as its confidence."""
+    """The output of an attack.
+
+    Args:
+        texts: What the attack read.
+        scores: A score for each row or text, such as how likely it was a member.
+        indices: The number of the candidate that it chose, for each row.
+        details: Further values, such as its confidence.
+
+    >>> Guess(texts=("the patient was seen",)).texts
+    ('the patient was seen',)
+    """
 
     texts: tuple[str, ...] = ()
     scores: tuple[float, ...] = ()
@@ -102,6 +112,14 @@ class Guess:
 @dataclass(frozen=True)
 class Leakage:
     """The measured value of a metric with its interval, sample size and chance level.
+
+    Args:
+        metric: The name of the metric.
+        value: What was measured.
+        low: The lower end of its interval.
+        high: The upper end.
+        n: The sample size.
+        chance: What guessing without the release reaches.
 
     >>> print(Leakage("accuracy", 0.75, 0.6, 0.85, n=40, chance=0.25))
     accuracy 0.750 [0.600, 0.850] (n = 40, chance 0.250)

@@ -161,6 +161,17 @@ def plant_secrets(
     `inclusion` each canary is in the corpus with that probability, independently; otherwise all are. With `spread`,
     every copy is a privacy unit of its own.
 
+    Args:
+        corpus: The text.
+        count: How many canaries.
+        rng: The source of secrets and labels.
+        template: The sentence around a secret.
+        space: The possible secrets; by default six digits.
+        copies: How often each canary occurs.
+        inclusion: The probability that a canary is in the corpus, independently; by default all are.
+        scores: The range of random scores.
+        spread: Whether every copy is a privacy unit of its own.
+
     Guarantee: none, the secrets are meant to be recovered; the measurement holds them, an attack does not.
 
     Paper: Carlini et al. 2019, The Secret Sharer.

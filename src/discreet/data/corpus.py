@@ -59,9 +59,21 @@ _PER_ROW = ("texts", "labels", "scores", "second", "units", "splits")
 class Corpus:
     """Texts, or pairs of texts, with labels (classification), scores (regression) or neither.
 
-    Every row is in one split. `units` holds the privacy unit of each row (`unit_name` is its name, such as "patient");
-    without it each row is a unit. `remarks` describe how the rows were selected. `names_read` says that the names of
-    the classes were read from the labels, and were not known before: they may then depend on a single unit.
+    Every row is in one split.
+
+    Args:
+        name: What the corpus is called in messages.
+        texts: The texts.
+        labels: The number of the class of each text.
+        scores: Instead of labels: a number for each text.
+        second: The second text of each row, for pairs.
+        label_names: The names of the classes.
+        units: The privacy unit of each row; without it each row is a unit.
+        unit_name: The word for a unit, such as patient.
+        splits: The split of each row; by default all rows are in train.
+        remarks: Sentences that describe how the rows were selected.
+        names_read: Whether the names of the classes were read from the labels, and were not known before: they may then
+            depend on a single unit.
 
     Guarantee: none, this is the private data itself; its repr and its errors never show a text.
 
@@ -168,7 +180,11 @@ class Corpus:
         return tuple(dict.fromkeys(self.splits))
 
     def split(self, name: str) -> Corpus:
-        """Return the rows of one split."""
+        """Return the rows of one split.
+
+        Args:
+            name: train, validation or test.
+        """
         if name not in self.split_names:
             guess = did_you_mean(name, self.split_names)
             raise DataError(
@@ -178,7 +194,11 @@ class Corpus:
         return self.take([row for row, split in enumerate(self.splits) if split == name])
 
     def take(self, indices: Iterable[int] | npt.NDArray[np.int64]) -> Corpus:
-        """Return the rows with these numbers, in this order."""
+        """Return the rows with these numbers, in this order.
+
+        Args:
+            indices: The numbers of the rows, from 0.
+        """
         rows = indices.tolist() if isinstance(indices, np.ndarray) else list(indices)
         columns: dict[str, Any] = {
             name: None if (column := getattr(self, name)) is None else tuple(column[row] for row in rows)
@@ -209,14 +229,23 @@ class Corpus:
         return Grouped.of(self.unit_index)
 
     def rows_of(self, units: Iterable[int] | npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the rows of these units, unit by unit, in this order."""
+        """Return the rows of these units, unit by unit, in this order.
+
+        Args:
+            units: The numbers of the units, from 0.
+        """
         selected = units if isinstance(units, np.ndarray) else np.fromiter(units, dtype=np.int64)
         if self.units is None:
             return np.asarray(selected, dtype=np.int64).copy()
         return self._rows_by_unit.of_units(selected)[0]
 
     def renamed(self, name: str, *remarks: str) -> Corpus:
-        """Return the same rows under another name, with remarks added."""
+        """Return the same rows under another name, with remarks added.
+
+        Args:
+            name: The new name.
+            remarks: Sentences to add.
+        """
         return dataclasses.replace(self, name=name, remarks=(*self.remarks, *remarks))
 
     def __repr__(self) -> str:
@@ -590,6 +619,12 @@ def equal_clients(
     """Return the rows of each client: random rows, in equal numbers up to one.
 
     Rejected under add/remove and if a column names units: use `clients_by_unit`.
+
+    Args:
+        corpus: The text.
+        clients: The number of clients.
+        seed: Seed of the assignment.
+        adjacency: That of the guarantees of the clients.
     """
     _check_clients(clients, len(corpus), "rows")
     check_exact("equal clients", clients, corpus, adjacency, "use clients_by_unit")
@@ -603,6 +638,12 @@ def clients_by_unit(
     """Return the rows of each client: units are not split, and each is assigned to a client independently.
 
     No person is at two clients; a client without rows is an error.
+
+    Args:
+        corpus: The text.
+        clients: The number of clients.
+        seed: Seed of the assignment.
+        adjacency: That of the guarantees of the clients.
     """
     _check_clients(clients, corpus.unit_count, "units")
     at = (uniform(corpus, Purpose.CLIENTS, seed, adjacency) * clients).astype(np.int64)
@@ -622,6 +663,14 @@ def dirichlet_clients(
 
     A small concentration gives clients with few classes; a large one makes them similar. A client with fewer than
     `least` rows is an error.
+
+    Args:
+        corpus: The text.
+        clients: The number of clients.
+        concentration: How alike the clients' classes are: large is alike, small is one class each.
+        seed: Seed of the assignment.
+        least: The least number of rows of a client.
+        adjacency: That of the guarantees of the clients.
 
     Paper: Hsu et al. 2019, Measuring the Effects of Non-Identical Data Distribution for Federated Visual
     Classification.
@@ -799,6 +848,10 @@ def without_overlap(public: Corpus, private: Corpus) -> Corpus:
 
     Use it for every public or auxiliary corpus: otherwise an attacker would be given the answers, and a model "trained
     on public text" would have seen private text.
+
+    Args:
+        public: The text that rows are removed from.
+        private: The text that must not occur in it.
 
     Guarantee: none for near duplicates; a row is removed if its text is the same after `normalised`.
 

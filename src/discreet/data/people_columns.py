@@ -44,7 +44,7 @@ _FEW = 3  # distinct numbers, below which a column is a code or a year
 _SHOWN = 60
 
 
-def column_of_people(table: Table, used: Collection[str | None], *, read: bool = True) -> list[str]:
+def column_of_people(table: Table, used: Collection[str | None], *, read: bool = True) -> list[Message]:
     """Return a warning if a column that is not in use seems to identify people; else an empty list.
 
     Without `read`, only the names of the columns are considered.

@@ -142,8 +142,26 @@ IN_PYTHON = "texts given in Python"  # a source that no file holds
 class TextSource:
     """A text source: a built-in name, a file, a folder of splits or the hub, with its columns and size.
 
-    Used by the command line, studies and run folders; see `load` for the fields. The seed is that of the built-in
-    notes, `rows` and `share`.
+    The command line, studies and run folders name their text by it.
+
+    Args:
+        source: A built-in name, a path, or a data set on the hub, as for `load`.
+        text: The column of the texts.
+        text_pair: The column of second texts, for pairs.
+        label: The column of the labels; None reads only texts.
+        unit: The column of the privacy unit, such as patient_id; "row" if each row is one person.
+        rows: The number of training rows to keep, if each row is a unit and their number is public.
+        share: Instead of `rows`: about this share of the training units is kept.
+        validation: A file, or the fraction of the units that is held out.
+        task: classification or regression, if the labels leave it open; "unlabelled" reads only the texts.
+        seed: Seed of the built-in notes, `rows` and `share`.
+        separator: The separator of a CSV file.
+        quoting: The quoting of a CSV file: csv or none.
+        classes: The names of the classes, if they must not be read from private labels.
+        max_per_unit: The most training rows of one named unit; choose it without looking at the data.
+
+    >>> TextSource("notes", rows=200).load().name
+    'notes'
     """
 
     source: str = field(metadata=_KEYS["source"])
@@ -172,11 +190,18 @@ class TextSource:
         return CORPORA.owns(self.source)
 
     def task_of(self, corpus: Corpus) -> Task:
-        """Return what a model of this text is asked; that of text whose labels are left out is a language model."""
+        """Return what a model of this text is asked; that of text whose labels are left out is a language model.
+
+        Args:
+            corpus: The text of this source.
+        """
         return Task.LM if self.task == "unlabelled" else corpus.task
 
     def load(self, adjacency: Adjacency | str = Adjacency.ZERO_OUT) -> Corpus:
         """Read the corpus; held-out rows are selected for an adjacency.
+
+        Args:
+            adjacency: That of the guarantee of a training run on the corpus; held-out rows are selected for it.
 
         Guarantee: none, this reads private data; errors name rows, never texts.
         """
@@ -213,17 +238,27 @@ def load(
 
     A source without a validation split gets one: about a tenth of the units, each selected by a keyed hash of its own
     identity. The split does not depend on the seed, so that a model is never evaluated on its training rows.
-    `validation` is another fraction (0 keeps all rows in "train") or a file. `share` keeps about that share of the
-    training units, each selected independently with `seed`; `rows` keeps exactly that many training rows, if each row
-    is a unit and their number is public. `max_per_unit` keeps at most that many training rows of each named unit,
-    chosen at random with `seed`; choose it without looking at the data. `classes` sets the classes (such as those
-    of a trained model); otherwise they are inferred, and `task` overrides whether they are classes or scores;
-    "unlabelled" reads only the texts.
-    `adjacency` is that of the guarantee of a protected training run on the corpus: under add/remove a row without a
-    named unit is identified by its text, otherwise by its position. An error is raised if rows cannot be held out
-    because one side would be empty or lack a class; without `strict`, all rows stay in "train" and a remark says so.
+
+    Args:
+        source: The name or path.
+        columns: The columns to read; by default text and label.
+        seed: Seed of the built-in notes, `rows`, `share` and `max_per_unit`.
+        rows: Keeps exactly that many training rows, if each row is a unit and their number is public.
+        share: Keeps about that share of the training units, each selected independently.
+        validation: Another fraction of held-out units (0 keeps all rows in "train") or a file.
+        task: Whether labels are classes or scores; by default it is inferred. "unlabelled" reads only the texts.
+        classes: The classes, such as those of a trained model; by default they are inferred.
+        max_per_unit: Keeps at most that many training rows of each named unit, chosen at random; choose it without
+            looking at the data.
+        adjacency: That of the guarantee of a protected training run on the corpus: under add/remove a row without a
+            named unit is identified by its text, otherwise by its position.
+        strict: Raise an error if rows cannot be held out because one side would be empty or lack a class; otherwise all
+            rows stay in "train" and a remark says so.
 
     Guarantee: none, this reads private data; errors name rows, never texts.
+
+    >>> load("notes", rows=200, seed=1)
+    Corpus('notes', 200 rows, classification with 4 classes, 40 patient units, train 177, validation 23)
     """
     columns = columns or Columns()
     near = Adjacency(adjacency)

@@ -15,7 +15,7 @@ from discreet.experiment.attack.scene import corpus_of_run
 from discreet.metrics.utility import quality
 from discreet.models.build import matched
 from discreet.runs.folder import load_run
-from discreet.training.evaluate import assess
+from discreet.training.evaluation import assess
 
 FEWEST = 5  # rows of a class or a subgroup with which its utility is stated
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from discreet.accounting.interpret import guarantee
+from discreet.accounting.interpret import guarantee_of
 from discreet.accounting.ledger import Ledger
 from discreet.audit.canaries import EXAMPLES, GRADIENT, TOKENS, GradientCanaries, TextCanaries, plant_texts
 from discreet.audit.canaries import KINDS as CANARY_KINDS
@@ -39,7 +39,7 @@ from discreet.runs.checkpoint import LEDGER, PUBLIC_START
 from discreet.runs.folder import RunChoices, RunSettings, check_kind, finish, prepared, workspace_of
 from discreet.runs.people import Entry, Shared, Spent
 from discreet.training.account import entry_of
-from discreet.training.evaluate import Assessment, assess, evaluate
+from discreet.training.evaluation import Assessment, assess, evaluate
 from discreet.training.loop import Job, Trained, train
 from discreet.training.plan import (
     PrivatePlan,
@@ -67,10 +67,25 @@ _MANY_TEXTS = 500  # public texts whose encoding takes noticeable time
 
 @dataclass(frozen=True)
 class RunRequest(RunChoices):
-    """The choices of a training run and, for reproducible noise, its seed, which is never written into the folder.
+    """The choices of a training run.
 
-    `audit` is the number of canaries that are planted, each with probability one half, and `audit_canaries` their kind
-    (`discreet.audit.canaries`); by default gradient with dp-sgd, else those of the model's task.
+    Args:
+        data: Where the text comes from.
+        model: The model, and which of its layers are trained.
+        train: The settings of the training loop; the plan chooses those that are left open.
+        protect: The protection, or None for a run without a guarantee.
+        seed: Seed of everything that is not noise.
+        population: A public number of units in place of the actual one; the guarantee is then add/remove.
+        canaries: Made-up secrets to plant in the training text, to measure memorization.
+        noise_seed: Makes batches and noise repeatable, and the guarantee an estimate. It is never written into the
+            folder.
+        audit: The number of canaries to plant for an audit, each with probability one half.
+        audit_canaries: Their kind (`discreet.audit.canaries`); by default gradient with dp-sgd, else those of the
+            model's task.
+
+    >>> from discreet.models.settings import TrainSettings
+    >>> RunRequest(TextSource("notes"), ModelSettings(train="head"), TrainSettings(), DPSGD(epsilon=3)).protect.epsilon
+    3
     """
 
     noise_seed: int | None = None
@@ -97,15 +112,29 @@ class RunRequest(RunChoices):
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Options that do not change the model.
+    """Options of a training run that do not change the model.
 
-    By default, the outputs of a frozen encoder are cached for the next training run, unless it is protected. A
-    protected run is also counted in `ledger`, or else in this machine's record of the same people
-    (`discreet.runs.people`), where it is listed at its folder or at `kept_at`; a run that would exceed `budget` there
-    is rejected before its first step. `say_again` is told what the same people spent before; by default it is `say`.
-    A model that is not `released`, as the trials of a study and the reference models of an attack, stays with the data
-    holder: it is not recorded, and keeps the secrets that its protection trained with. `encoded` are the outputs of a
-    frozen encoder for the train split, if they were computed before.
+    Args:
+        device: cpu, cuda or auto.
+        resume: Resume an unfinished run of the same request.
+        checkpoint_seconds: Time between two checkpoints.
+        download: Download the encoder if this machine does not have it.
+        cache: Keep the outputs of a frozen encoder for the next run; by default unless the run is protected.
+        ledger: A ledger file that the run is also counted in, in place of this machine's record of the same people
+            (`discreet.runs.people`).
+        budget: A run that would exceed this epsilon in the ledger or record is rejected before its first step.
+        evaluated: Evaluate the model on held-out rows.
+        released: False for a model that stays with the data holder, as the trials of a study and the reference models
+            of an attack: it is not recorded, and keeps the secrets that its protection trained with.
+        kept_at: Where the record lists a run that has no folder.
+        encoded: The outputs of a frozen encoder for the train split, if they were computed before.
+        watch: Called with the progress of the training.
+        say: Called with each remark and warning, a sentence.
+        say_again: Called with what the same people spent before; by default it is `say`.
+        should_stop: Called after each step; if it returns True, the run stops and can be resumed.
+
+    >>> RunOptions(resume=True).device
+    'auto'
     """
 
     device: str = "auto"
@@ -184,12 +213,29 @@ _NOT_EVALUATED: dict[str, Any] = {"utility": {}, "quality": None, "evaluated_on"
 class TrainedRun:
     """A model that was trained once, and everything that was decided and found out about it.
 
-    `plan` is that of the model, `out` the folder of the run, if it has one, and `ledger` the content of its ledger if
-    it has none. `secret` is where batches and noise came from: it stays with the data holder. `people` is the total of
-    the people in the data over all their releases. A run that was stopped is not `finished`.
+    Args:
+        request: What was asked for.
+        corpus: The text that was trained on.
+        model: The trained model.
+        plan: The plan of the model.
+        trained: How the training ended.
+        out: The folder of the run, if it has one.
+        evaluation: How good the model is on held-out rows, if there are any.
+        privacy: What the run cost and guarantees, as plain values.
+        about: Further plain values that may be released.
+        people: The total of the people in the data over all their releases, for the owner alone.
+        ledger: The content of the ledger, if the run has no folder.
+        secret: Where batches and noise came from: it stays with the data holder.
+        canaries: The secrets that were planted.
+        seconds: How long the run took.
 
     Guarantee: `guarantee`, that of the protection for the units of the train split; None without a protection, and
         before the run is finished.
+
+    ```python
+    run = train_once(request)
+    run.model, run.utility, run.guarantee
+    ```
     """
 
     request: RunRequest
@@ -274,7 +320,12 @@ class TrainedRun:
 
 
 def load_corpus(data: TextSource, population: int | None = None) -> Corpus:
-    """Return the corpus of a run; with a population, its rows are selected for add/remove adjacency."""
+    """Return the corpus of a run; with a population, its rows are selected for add/remove adjacency.
+
+    Args:
+        data: Where the text comes from.
+        population: A public number of units, if the guarantee is add/remove.
+    """
     return data.load(Adjacency.ZERO_OUT if population is None else Adjacency.ADD_REMOVE)
 
 
@@ -285,14 +336,22 @@ def choose_model(
     corpus: Corpus,
     population: int | None = None,
 ) -> ModelSettings:
-    """Return the settings of the model for a text, with the defaults of its task and protection for the others."""
+    """Return the settings of the model for a text, with the defaults of its task and protection for the others.
+
+    Args:
+        chosen: Settings of the model that were chosen, by name.
+        protect: The protection of the training.
+        data: Where the text comes from.
+        corpus: The text.
+        population: A public number of units in place of the actual one.
+    """
     units = population or (corpus.split("train").unit_count if "train" in corpus.split_names else 1)
     return model_settings(chosen, protect, units, data.task_of(corpus), pairs=corpus.is_pairs)
 
 
 def train_once(
     request: RunRequest,
-    out: Path | None = None,
+    out: Path | str | None = None,
     *,
     corpus: Corpus | None = None,
     model: TextModel | None = None,
@@ -301,12 +360,25 @@ def train_once(
 ) -> TrainedRun:
     """Train a model as requested, evaluate it, and write its run folder if `out` names one.
 
-    `corpus` is the text, if it was read before; `model` is one with its first weights, and `plan` its plan, if they
-    were made before. Called again with `resume` and the same arguments, a stopped run resumes.
+    Args:
+        request: What is trained on what, and under which protection.
+        out: A new folder for the run; without it the result is kept in memory.
+        corpus: The text, if it was read before.
+        model: A model with its first weights, if it was made before.
+        plan: The plan of the training, if it was made before.
+        options: Options that do not change the model. With `resume` and the other arguments as before, a stopped run
+            resumes.
 
     Guarantee: that of the protection, in the result; none without a protection.
+
+    ```python
+    request = RunRequest(TextSource("notes"), ModelSettings(train="head"), TrainSettings(), DPSGD(epsilon=3))
+    run = train_once(request, "runs/notes")
+    print(run.utility, run.guarantee)
+    ```
     """
     start, options = time.monotonic(), options or RunOptions()
+    out = None if out is None else Path(out)
     say, released = options.say, options.released
     if out is not None and not released:
         remedy = "A run folder is for release, and its training is checked and recorded as such."
@@ -465,7 +537,7 @@ def check_canaries(count: int, plan: TrainingPlan) -> None:
     if plan.budget is not None:
         check_enough(count, plan.budget.epsilon)
     elif isinstance(plan, PrivatePlan) and plan.protect.samples_units:
-        stated = guarantee(plan.training_cost(), delta=plan.delta, adjacency=plan.adjacency)
+        stated = guarantee_of(plan.training_cost(), delta=plan.delta, adjacency=plan.adjacency)
         if stated.exists:
             check_enough(count, stated.epsilon)
 
@@ -523,7 +595,7 @@ def make_plan(
         model,
         corpus,
         protect=request.protect,
-        train=request.training,
+        training=request.training,
         population=request.population,
         public=public,
         seed=request.seed,
@@ -662,7 +734,7 @@ def describe_guarantee(plan: TrainingPlan, trained: Trained) -> dict[str, Any]:
         if adjacency is Adjacency.ADD_REMOVE and plan.population is None:
             continue  # rate, divisor, delta and steps reveal the number of units
         try:
-            stated = guarantee(trained.event, delta=plan.delta, adjacency=adjacency, unit=trained.guarantee.unit)
+            stated = guarantee_of(trained.event, delta=plan.delta, adjacency=adjacency, unit=trained.guarantee.unit)
             columns[adjacency.value] = stated.epsilon if stated.exists else None
         except UnsupportedError:
             continue

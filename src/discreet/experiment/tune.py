@@ -57,7 +57,7 @@ class TuneRequest(RunRequest):
             self.grid,
             protect=self.protect,
             trials=self.trials,
-            train=self.training,
+            training=self.training,
             public=_scored_on(self, corpus, say),
             population=self.population,
             seed=self.seed,

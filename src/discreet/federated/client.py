@@ -58,7 +58,7 @@ from discreet.releases.hidden import draw_hidden
 from discreet.runs.checkpoint import LEDGER, spend_name, trained
 from discreet.runs.folder import secret_of
 from discreet.training.engine import PrivateStep
-from discreet.training.evaluate import evaluate
+from discreet.training.evaluation import evaluate
 from discreet.training.hidden import HiddenStep
 from discreet.training.loop import Job, open_job, set_rate
 from discreet.training.plan import PrivatePlan, TrainingPlan
@@ -438,7 +438,7 @@ class _Training:
             self.model,
             client.corpus,
             protect=settings.protect and settings.protect.at_client(settings.clients),
-            train=settings.training,
+            training=settings.training,
             steps=steps,
             batch_size=size,
             seed=Rng(settings.seed).fork("client", client.number).seed(),
@@ -613,6 +613,6 @@ def owner_only(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def guarantee_of(values: Mapping[str, Any]) -> Guarantee | None:
+def stated_guarantee(values: Mapping[str, Any]) -> Guarantee | None:
     """Return the guarantee in a client's last answer."""
     return Guarantee.from_dict(json.loads(values[GUARANTEE])) if GUARANTEE in values else None

@@ -26,7 +26,7 @@ from discreet.core.errors import DataError, ExtraError, ModelError, setting
 from discreet.core.files import load_tensors, write_atomic
 from discreet.core.guarantee import Adjacency, Guarantee, delta_for
 from discreet.data.corpus import Corpus
-from discreet.federated.client import ANSWERS, AVERAGED, BATCHES, ERRORS, GUARANTEE, Client, guarantee_of
+from discreet.federated.client import ANSWERS, AVERAGED, BATCHES, ERRORS, GUARANTEE, Client, stated_guarantee
 from discreet.federated.processes import run_processes
 from discreet.federated.server import FINAL, LOG, PID, PRIVATE, RESULT, RoundReport, Schedule, StoppedError
 from discreet.federated.settings import EQUAL, UNIT, Federation, shared_label_names, with_label_names
@@ -34,7 +34,7 @@ from discreet.models.base import TextModel
 from discreet.models.build import ready
 from discreet.runs.checkpoint import LEDGER, trained
 from discreet.runs.folder import RunSettings, begin, finish, forget_secrets, workspace_of
-from discreet.training.evaluate import assess
+from discreet.training.evaluation import assess
 
 SETTINGS, SERVER, FLOWER = "federation.toml", "server", "flower"
 _RECORDED_BATCHES = f"the recorded batches, in {BATCHES} of each client, are not released"
@@ -108,6 +108,11 @@ def _units(corpus: Corpus) -> tuple[str, ...]:
 def federate(settings: Federation, out: Path, options: FederateOptions | None = None) -> dict[str, Any]:
     """Train a model on the text of several clients, and write a run folder; return what `federate --json` prints.
 
+    Args:
+        settings: The settings of the federation.
+        out: A new folder for the run.
+        options: Options that do not change the model.
+
     Guarantee: that of the clients' protections for their own units, in the result; none without a protection.
     """
     start, options = time.monotonic(), options or FederateOptions()
@@ -176,7 +181,7 @@ def write_run(
     model.eval()
     protect = settings.protect
     clients = {int(number): dict(values) for number, values in result["clients"].items()}
-    guarantees = [guarantee_of(values) for values in clients.values()]
+    guarantees = [stated_guarantee(values) for values in clients.values()]
     if protect is not None:  # a client that did not answer at the end has a ledger all the same
         guarantees += [in_ledger(workspace, one) for one in range(settings.clients) if one not in clients]
     stated = joint(guarantees)

@@ -151,7 +151,12 @@ def with_label_names(corpus: Corpus, target: Labelled) -> Corpus:
 
 
 def divided(corpus: Corpus, settings: Federation) -> tuple[Corpus, ...]:
-    """Return the corpus of each client: its part of the training rows, and all held-out rows."""
+    """Return the corpus of each client: its part of the training rows, and all held-out rows.
+
+    Args:
+        corpus: The text.
+        settings: The settings of the federation, which say how it is divided.
+    """
     train = np.flatnonzero([name == "train" for name in corpus.splits])
     rest = np.flatnonzero([name != "train" for name in corpus.splits])
     split, clients, seed = corpus.take(train), settings.clients, settings.seed

@@ -99,11 +99,11 @@ class LoopAccount:
         """Where batches and noise come from; another training with the same secret draws other ones."""
         return self._secret.fork("training", self.runs[-1][0]) if self._secret.is_secret else self._secret
 
-    def know(self, dataset: Dataset, unit_of: Sequence[Any] | str | None) -> None:
+    def know(self, dataset: Dataset, groups: Sequence[Any] | str | None) -> None:
         """Count what the training spends in the record of the people of a dataset, which `discreet ledger` adds up."""
 
         def add() -> None:
-            people = people_of(dataset, unit_of, self.plan.unit)
+            people = people_of(dataset, groups, self.plan.unit)
             self._people = np.union1d(self._people, people)
             also = self.account.ledger.also
             if isinstance(also, Entry):

@@ -48,11 +48,11 @@ class Rows:
 
     @classmethod
     def of(
-        cls, dataset: Dataset, collate: Callable[[list[Any]], Any], unit_of: Sequence[Any] | str | None, max_rows: int
+        cls, dataset: Dataset, collate: Callable[[list[Any]], Any], groups: Sequence[Any] | str | None, max_rows: int
     ) -> Rows:
         """Return the rows of a dataset by unit, in parts of at most `max_rows` rows, or of one unit."""
-        units = Grouped.of(unit_numbers(dataset, unit_of))
-        return cls(dataset, collate, units, Shapes("cpu", 1, ((1, max_rows),)), unit_of is not None)
+        units = Grouped.of(unit_numbers(dataset, groups))
+        return cls(dataset, collate, units, Shapes("cpu", 1, ((1, max_rows),)), groups is not None)
 
     @property
     def sizes(self) -> list[tuple[int, int]]:
@@ -140,16 +140,16 @@ def _tensors(value: Any) -> Iterator[Tensor]:
                 yield from _tensors(item)
 
 
-def unit_numbers(dataset: Dataset, unit_of: Sequence[Any] | str | None) -> npt.NDArray[np.int64]:
+def unit_numbers(dataset: Dataset, groups: Sequence[Any] | str | None) -> npt.NDArray[np.int64]:
     """Return the number of each row's unit, units counted in the order of their ids, not of their appearance."""
-    ids = _ids(dataset, unit_of)
+    ids = _ids(dataset, groups)
     if ids is None:
         return np.arange(len(dataset), dtype=np.int64)
     rank = {one: number for number, one in enumerate(sorted(set(ids)))}
     return np.array([rank[one] for one in ids], dtype=np.int64)
 
 
-def people_of(dataset: Dataset, unit_of: Sequence[Any] | str | None, unit: str) -> Marks:
+def people_of(dataset: Dataset, groups: Sequence[Any] | str | None, unit: str) -> Marks:
     """Return the keyed hashes by which the units of a dataset are recognized in the record of people.
 
     Units with ids are those of a corpus with the same name of a unit and the same ids. Without ids, a row of one or two
@@ -158,7 +158,7 @@ def people_of(dataset: Dataset, unit_of: Sequence[Any] | str | None, unit: str) 
 
     Guarantee: none is needed; the hashes stay on this machine, and their key too.
     """
-    people, ids = People(), _ids(dataset, unit_of)
+    people, ids = People(), _ids(dataset, groups)
     if ids is not None:
         return people.marks_of_ids(unit, {str(one).strip() for one in ids})  # as in a corpus
     texts, contents = [], []
@@ -214,7 +214,7 @@ def column_of(dataset: Any, name: str) -> list[Any]:
     return plain_ids(dataset[name] if whole else [dataset[row][name] for row in range(len(dataset))])
 
 
-def _ids(dataset: Dataset, unit_of: Sequence[Any] | str | None) -> list[Any] | None:
+def _ids(dataset: Dataset, groups: Sequence[Any] | str | None) -> list[Any] | None:
     """Return the id of each row's unit, or None where each row is one."""
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         raise UnsupportedError(
@@ -224,9 +224,9 @@ def _ids(dataset: Dataset, unit_of: Sequence[Any] | str | None) -> list[Any] | N
     count = len(dataset)
     if not count:
         raise DataError("Expected a dataset with rows, got an empty one.")
-    if unit_of is None:
+    if groups is None:
         return None
-    ids = column_of(dataset, unit_of) if isinstance(unit_of, str) else plain_ids(unit_of)
+    ids = column_of(dataset, groups) if isinstance(groups, str) else plain_ids(groups)
     if len(ids) != count:
         raise DataError(
             f"Expected one unit for each of {count:,} rows, got {len(ids):,}. Give every row its unit's id."

@@ -1,6 +1,6 @@
 """Private training of any PyTorch module in the user's own loop.
 
-    with make_private(model, DPSGD(epsilon=8), units=len(rows), batch_size=256, steps=2000) as private:
+    with make_private(model, DPSGD(epsilon=8), num_units=len(rows), batch_size=256, steps=2000) as private:
         private.check(losses_of, made_up)
         for part in private.batches(rows):
             private.step(losses_of, optimizer)
@@ -61,7 +61,7 @@ def make_private(
     protect: Protection,
     *,
     batch_size: int,
-    units: int | None = None,
+    num_units: int | None = None,
     population: int | None = None,
     steps: int | None = None,
     epochs: float | None = None,
@@ -71,20 +71,25 @@ def make_private(
 ) -> PrivateTraining:
     """Return the private training of a module, in a loop of your own; use it as a context manager.
 
-    `protect` is `DPSGD` or `DirDPSGD`, with a budget or with its noise. `units` is the number of units of privacy:
-    rows, or people with several rows each; it is then public (zero-out). Where their number must be hidden, give a
-    `population` instead (add/remove). `batch_size` is the expected number of units in a batch; give `steps` or
-    `epochs`. `unit` is the word for a unit in the guarantee.
-
-    `ledger` is where every step is counted before it is computed: a path, an open `Ledger`, or None for one in memory,
-    from which a training cannot be resumed. Every step is also added to this machine's record of the people whose rows
-    are trained on (`people_totals`, `discreet ledger`), recognized by their ids in `batches`, or else by their rows.
-    `secret` is the source of batches and noise: None for a fresh one; a path to keep it in a file that only you can
-    read until the training has ended, so that a resumed training repeats what it did; or an `Rng`, of which one with a
-    fixed seed makes the figure an estimate.
-
     The model is rejected by name if one of its trainable layers cannot be clipped, mixes the rows of a batch (batch
     normalization) or is compiled. Nothing is trained then.
+
+    Args:
+        model: The module; the weights with `requires_grad` are trained.
+        protect: `DPSGD` or `DirDPSGD`, with a budget or with its noise.
+        batch_size: The expected number of units in a batch.
+        num_units: The number of units of privacy: rows, or people with several rows each; it is then public (zero-out).
+        population: Instead of `num_units`, where their number must be hidden: a public number (add/remove).
+        steps: The number of steps; or give `epochs`.
+        epochs: How often every unit is sampled on average; or give `steps`.
+        unit: The word for a unit in the guarantee, such as patient.
+        ledger: Where every step is counted before it is computed: a path, an open `Ledger`, or None for one in memory,
+            from which a training cannot be resumed. Every step is also added to this machine's record of the people
+            whose rows are trained on (`people_totals`, `discreet ledger`), recognized by their ids in `batches`, or
+            else by their rows.
+        secret: The source of batches and noise: None for a fresh one; a path to keep it in a file that only you can
+            read until the training has ended, so that a resumed training repeats what it did; or an `Rng`, of which one
+            with a fixed seed makes the figure an estimate.
 
     Guarantee: that of the protection over all steps, for each unit, in `PrivateTraining.guarantee`.
 
@@ -94,7 +99,7 @@ def make_private(
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     >>> def losses_of(part):
     ...     return (model(part[0]) - part[1]).square().sum(1)
-    >>> with make_private(model, DPSGD(epsilon=8), units=40, batch_size=8, steps=5) as private:
+    >>> with make_private(model, DPSGD(epsilon=8), num_units=40, batch_size=8, steps=5) as private:
     ...     private.check(losses_of, rows[:8])
     ...     for part in private.batches(rows):
     ...         moved = private.step(losses_of, optimizer)
@@ -107,7 +112,7 @@ def make_private(
         model,
         protect,
         batch_size=batch_size,
-        units=units,
+        num_units=num_units,
         population=population,
         steps=steps,
         epochs=epochs,
@@ -130,11 +135,27 @@ class _Open:
 class PrivateTraining:
     """A training of one module whose gradients pass through a protection; `make_private` returns it.
 
+    Args:
+        model: The module that is trained.
+        tape: The recording of its layers.
+        plan: Steps, batches and noise; `make_private` makes it.
+        ledger: Where steps are counted, as in `make_private`.
+        secret: The source of batches and noise, as in `make_private`.
+
     Guarantee: `guarantee`, the cost of all planned steps at any time. Every step is in the ledger before anything of it
         is computed; `close` counts the steps that a stopped loop did not take. With `check` the figure is certified
         under the assumptions it states; otherwise it is an estimate. A step in which anything raised an error is never
         released. If the model is changed by anything but the private steps before `close`, the figure is an estimate
         (`Caveat.UNPROTECTED_STATE`).
+
+    ```python
+    with make_private(model, DPSGD(epsilon=8), num_units=n, batch_size=256, steps=2000, unit="patient") as private:
+        private.check(losses_of, made_up_rows)
+        for part in private.batches(dataset, groups=patients):
+            if private.step(losses_of, optimizer):
+                scheduler.step()
+    print(private.guarantee)
+    ```
     """
 
     def __init__(
@@ -173,32 +194,39 @@ class PrivateTraining:
         dataset: Dataset,
         collate: Callable[[list[Any]], Any] | None = None,
         *,
-        unit_of: Sequence[Any] | str | None = None,
+        groups: Sequence[Any] | str | None = None,
         max_rows: int | None = None,
     ) -> Iterator[Any]:
         """Return an iterator over the parts of all remaining batches, each collated as a `DataLoader` would.
 
-        `unit_of` gives the id of each row's unit, as a sequence or as the name of a column of the dataset; without it
-        every row is a unit. A part holds at most `max_rows` rows, or the rows of one unit; by default as many as fit a
-        GPU, where `check` was called, and few elsewhere. Parts of one size always have the same number of rows: missing
-        ones are filled with rows whose losses `step` weighs with zero. Between a part and its `step`, the forward pass
-        of the model is recorded.
+        Parts of one size always have the same number of rows: missing ones are filled with rows whose losses `step`
+        weighs with zero. Between a part and its `step`, the forward pass of the model is recorded.
 
         A batch without units releases its noise without a part. The iterator ends when the budget is used up
         (`out_of_budget`).
+
+        Args:
+            dataset: The rows, in a map-style dataset.
+            collate: Makes a part of a list of rows; by default as a `DataLoader` does.
+            groups: The id of each row's unit, as a sequence or as the name of a column of the dataset; without it every
+                row is a unit.
+            max_rows: The most rows of a part, unless one unit has more; by default as many as fit a GPU, where `check`
+                was called, and few elsewhere.
         """
-        return self._generate(self.rows(dataset, collate, unit_of=unit_of, max_rows=max_rows))
+        return self._generate(self.rows(dataset, collate, groups=groups, max_rows=max_rows))
 
     def step(self, losses: Losses | Tensor, optimizer: torch.optim.Optimizer) -> bool:
         """Take the losses of the current part, one for each row; on the last part of a batch, step the optimizer.
 
-        `losses` is the function that was given to `check`; it is called with the part as it was collated. Losses that
-        the loop computed are taken too, but nobody checked how: the guarantee is then an estimate, also if parts hold
-        one unit each, for a loop may carry values from one part to the next. So it is if the loop has written into the
-        tensors of the part.
-
         Returns whether the optimizer moved, which is when a learning rate scheduler should. After an error, the step
         cannot be released: every later call says so.
+
+        Args:
+            losses: The function that was given to `check`; it is called with the part as it was collated. Losses that
+                the loop computed are taken too, but nobody checked how: the guarantee is then an estimate, also if
+                parts hold one unit each, for a loop may carry values from one part to the next. So it is if the loop
+                has written into the tensors of the part.
+            optimizer: An optimizer of the trainable weights of the model, and of nothing else.
         """
         opened = self._close_part(optimizer)
         with self._taking():
@@ -217,10 +245,13 @@ class PrivateTraining:
         that the host takes to launch every kernel. Elsewhere, and for units of several rows and `DirDPSGD`, parts are
         computed eagerly.
 
-        `losses_of` must compute with the tensors of the part alone, which are on the model's device, and read no value
-        back from it (`item`, `cpu`). Whatever else it reads, such as random numbers that are not torch's on the GPU,
-        is fixed when the graph is captured. With `check`, which must be given the same function, units are tried again
-        in the graph, bit for bit. A training captures one function: a second `capture` with another one is rejected.
+        With `check`, which must be given the same function, units are tried again in the graph, bit for bit. A training
+        captures one function: a second `capture` with another one is rejected.
+
+        Args:
+            losses_of: The loss function. It must compute with the tensors of the part alone, which are on the model's
+                device, and read no value back from it (`item`, `cpu`). Whatever else it reads, such as random numbers
+                that are not torch's on the GPU, is fixed when the graph is captured.
         """
         self._engine.capture(losses_of)
         return partial(self._take_captured, losses_of)
@@ -233,16 +264,20 @@ class PrivateTraining:
     ) -> None:
         """Check on made-up or public rows that every row's loss and gradient depend on that row alone.
 
-        `losses_of` takes a collated batch and returns its losses; pass the same function to `step`, `capture` or
-        `gradients`, and the same `collate` to `batches`. `rows` are at least four rows as the dataset has them, and of
-        different lengths where rows have lengths. A loss that mixes rows is rejected here. For each size of part that
-        the training uses, it is then tried whether a unit's gradient is the same, bit for bit, whatever other units are
-        in the part; `collate` must give parts of one size the same shape (pad to a fixed length). If all of this holds
-        the guarantee is certified, otherwise it is an estimate that says why.
+        A loss that mixes rows is rejected here. For each size of part that the training uses, it is then tried whether
+        a unit's gradient is the same, bit for bit, whatever other units are in the part; `collate` must give parts of
+        one size the same shape (pad to a fixed length). If all of this holds the guarantee is certified, otherwise it
+        is an estimate that says why.
 
         The model is checked in the mode it is in, with dropout and other random numbers replaced by constants, and once
         more if it is trained in another mode. One row is tried with very large numbers, and with numbers that are not
         numbers. A forward pass that writes rows into saved buffers is rejected.
+
+        Args:
+            losses_of: Takes a collated batch and returns its losses; pass the same function to `step`, `capture` or
+                `gradients`.
+            rows: At least four rows as the dataset has them, of different lengths where rows have lengths; nobody's.
+            collate: The function that is given to `batches`.
         """
         self._check_open()
         chosen = [rows[index] for index in range(len(rows))]
@@ -277,11 +312,14 @@ class PrivateTraining:
             yield
             self._stop_recording()
 
-    def accumulate(self, losses: Losses | Tensor, units: Tensor | None = None, *, batch: Any = None) -> None:
-        """Add the clipped gradients of a part; `units` numbers each row's unit from 0, else each row is one.
+    def accumulate(self, losses: Losses | Tensor, groups: Tensor | None = None, *, batch: Any = None) -> None:
+        """Add the clipped gradients of a part. All rows of a unit must be in one part.
 
-        `losses` are those of the part that was recorded, or the function that was given to `check`, which is then
-        called with `batch` and recorded here. All rows of a unit must be in one part.
+        Args:
+            losses: Those of the part that was recorded, or the function that was given to `check`, which is then called
+                with `batch` and recorded here.
+            groups: The number of each row's unit, from 0; without it each row is a unit.
+            batch: The part, for a function.
         """
         if not isinstance(losses, Tensor) and callable(losses):
             with self.record():
@@ -292,10 +330,14 @@ class PrivateTraining:
         if self._recording is None or self._open is not None:
             raise UnsupportedError("Expected a forward pass inside `with private.record():` before accumulate.")
         with self._taking():
-            self._take(values, self._next_number, owners=units, checked=self._is_checked(losses))
+            self._take(values, self._next_number, owners=groups, checked=self._is_checked(losses))
 
     def release(self, optimizer: torch.optim.Optimizer) -> None:
-        """Add the noise to what was accumulated since the last release, and step the optimizer."""
+        """Add the noise to what was accumulated since the last release, and step the optimizer.
+
+        Args:
+            optimizer: An optimizer of the trainable weights of the model, and of nothing else.
+        """
         self._check_whole()
         if self._recording is not None or self._open is not None:
             raise UnsupportedError(
@@ -317,34 +359,43 @@ class PrivateTraining:
         dataset: Dataset,
         collate: Callable[[list[Any]], Any] | None = None,
         *,
-        unit_of: Sequence[Any] | str | None = None,
+        groups: Sequence[Any] | str | None = None,
         max_rows: int | None = None,
     ) -> Rows:
-        """Return the rows of a dataset, to draw from with `gradients`; the arguments are those of `batches`.
+        """Return the rows of a dataset, to draw from with `gradients`.
 
         A step in which an error was raised is taken again from its first part.
+
+        Args:
+            dataset: The rows, as for `batches`.
+            collate: As for `batches`.
+            groups: The id of each row's unit, as for `batches`.
+            max_rows: The most rows of a part, as for `batches`.
         """
         self._check_open()
         if self._broken is not None:
             self._abandon()
             self._broken = None
         self._max_rows = self._processes.from_first(lambda: self._rows_of_a_part(max_rows))
-        rows = Rows.of(dataset, collate or default_collate, unit_of, self._max_rows)
+        rows = Rows.of(dataset, collate or default_collate, groups, self._max_rows)
         self._processes.check_equal("the dataset and its units", digest(rows.units))
         if self.plan.population is None and len(rows.units) != self.plan.units:
             raise DataError(
                 f"Expected {self.plan.units:,} {self.plan.unit}s, as make_private was told, got {len(rows.units):,} in "
-                f"the dataset. Pass {setting('units', len(rows.units))}; sampling rate and noise follow from it."
+                f"the dataset. Pass {setting('num_units', len(rows.units))}; sampling rate and noise follow from it."
             )
-        self._account.know(dataset, unit_of)
+        self._account.know(dataset, groups)
         return rows
 
     def gradients(self, rows: Rows, losses_of: Losses) -> bool:
         """Draw the next batch and leave its protected mean gradient in `.grad`, for a caller who steps the optimizer.
 
-        Returns False, with no gradient, if the budget is used up. `losses_of` returns the losses of a collated part.
-        Apply the gradients as they are: what changes them, also by scaling (`clip_grad_norm_`), or changes the weights,
-        makes the guarantee an estimate.
+        Returns False, with no gradient, if the budget is used up. Apply the gradients as they are: what changes them,
+        also by scaling (`clip_grad_norm_`), or changes the weights, makes the guarantee an estimate.
+
+        Args:
+            rows: What `rows` returned.
+            losses_of: Returns the losses of a collated part.
         """
         self._check_open()
         self._check_whole()
@@ -413,6 +464,9 @@ class PrivateTraining:
         same batches and the same noise and are counted once: give the same data, code and settings. Weights are
         compared with those of the state at the first step, the optimizer before it steps. With another secret, other
         weights or another optimizer, steps are drawn anew and counted again.
+
+        Args:
+            state: What `state_dict` returned.
         """
         self._check_open()
         if self._begun or self.position:
@@ -726,7 +780,11 @@ class PrivateTraining:
         return digest(NOISE_FORMAT, self.protect.identity(), about, plan.budget, shapes)
 
     def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Reject an optimizer that moves parameters whose gradients are not protected, or none of the model's."""
+        """Reject an optimizer that moves parameters whose gradients are not protected, or none of the model's.
+
+        Args:
+            optimizer: The optimizer that the loop will step.
+        """
         own = {id(parameter) for parameter in self.parameters.values()}
         found = False
         for group in optimizer.param_groups:

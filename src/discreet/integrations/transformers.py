@@ -1,7 +1,7 @@
 """Private training with the Hugging Face Trainer.
 
     trainer = PrivateTrainer(model, args, train_dataset=rows, processing_class=tokenizer,
-                             protect=DPSGD(epsilon=8), unit="patient_id")
+                             protect=DPSGD(epsilon=8), groups="patient_id")
     trainer.train()
     print(trainer.guarantee)
 
@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from discreet.accounting.ledger import Ledger, Terms
 from discreet.clipping.forwards import find_layers
-from discreet.core.errors import DataError, ModelError, UnsupportedError, invalid, setting
+from discreet.core.errors import DataError, Message, ModelError, UnsupportedError, in_python, invalid, setting
 from discreet.core.files import write_atomic
 from discreet.core.guarantee import CHOICE, HELD_OUT, Guarantee, in_digits
 from discreet.core.randomness import Rng
@@ -82,7 +82,8 @@ class PrivateTrainerMixin(_Trainer):  # type: ignore[misc]
         self,
         *args: Any,
         protect: Protection,
-        unit: str | Sequence[Any] | None = None,
+        groups: str | Sequence[Any] | None = None,
+        unit: str | None = None,
         population: int | None = None,
         ledger: Ledger | str | os.PathLike[str] | None = None,
         secret: Rng | str | os.PathLike[str] | None = None,
@@ -92,20 +93,34 @@ class PrivateTrainerMixin(_Trainer):  # type: ignore[misc]
     ) -> None:
         """Take the arguments of a Trainer, and what is private.
 
-        `unit` is the column of the train dataset that tells whose row it is, or the ids themselves; without it, or with
-        "row", each row is a unit. Datasets to evaluate on must have no row and no unit of the train dataset. A batch
-        holds `per_device_train_batch_size * gradient_accumulation_steps * world_size` units on average, in parts of at
-        most `per_device_train_batch_size` rows. `ledger` is by default a file in the output folder. `secret`, a path
-        outside of the output folder, keeps the seed of batches and noise until the last step, so that a resumed
-        training repeats them; otherwise what is lost is drawn anew and counted again. `loss_fn` returns one loss for
-        each row from the model and its inputs, for models of other tasks. `made_up` are rows that belong to nobody, on
-        which it is checked that rows do not change each other; for tokenized text they are made by themselves.
-        `population` is explained in `make_private`.
+        Datasets to evaluate on must have no row and no unit of the train dataset. A batch holds
+        `per_device_train_batch_size * gradient_accumulation_steps * world_size` units on average, in parts of at most
+        `per_device_train_batch_size` rows.
+
+        Args:
+            protect: `DPSGD` or `DirDPSGD`, with a budget or with its noise.
+            groups: The column of the train dataset that tells whose row it is, or the ids themselves; without it, or
+                with "row", each row is a unit.
+            unit: The word for a unit in the guarantee; by default that of the column, such as patient for
+                patient_id. It needs `groups`.
+            population: A public number in place of the number of units, as in `make_private`.
+            ledger: By default a file in the output folder.
+            secret: A path outside of the output folder that keeps the seed of batches and noise until the last step, so
+                that a resumed training repeats them; otherwise what is lost is drawn anew and counted again.
+            loss_fn: Returns one loss for each row from the model and its inputs, for models of other tasks.
+            made_up: Rows that belong to nobody, on which it is checked that rows do not change each other; for
+                tokenized text they are made by themselves.
         """
         check_protection(protect, "gradient")
+        if unit is not None and groups is None:
+            raise DataError(
+                f"Expected {setting('groups')}, the column or the ids of whose row each is, because "
+                f"{setting('unit', unit)} was set; got none. Pass it to protect each {unit}, or confirm that each row "
+                f"is one ({setting('groups', _EACH_ROW)})."
+            )
         self._trained_rows: TrainedRows | None = None
         super().__init__(*args, **kwargs)
-        self.protect, self.unit, self.population = protect, unit, population
+        self.protect, self.groups, self.unit, self.population = protect, groups, unit, population
         self.private: PrivateTraining | None = None
         self._planned_epsilon: float | None = None  # for the log
         self._at_end: Guarantee | None = None  # before a checkpoint was loaded at the end
@@ -120,8 +135,8 @@ class PrivateTrainerMixin(_Trainer):  # type: ignore[misc]
         self._loss_fn = loss_fn or row_losses(task_of(self.model))
         find_layers(self.model)  # rejects what cannot be clipped
         self._read_units()
-        for warning in self._columns_of_people() if unit is None else []:
-            warnings.warn(warning.removeprefix("Warning: "), stacklevel=2)
+        for warning in self._columns_of_people() if groups is None else []:
+            warnings.warn(warning.worded(_spelled).removeprefix("Warning: "), stacklevel=2)
 
     # What a step is
 
@@ -206,14 +221,14 @@ class PrivateTrainerMixin(_Trainer):  # type: ignore[misc]
         prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
         folder = Path(self.args.output_dir)
         folder.mkdir(parents=True, exist_ok=True)
-        count = {"population": self.population} if self.population is not None else {"units": self._unit_count()}
-        name = self.unit if isinstance(self.unit, str) else _EACH_ROW if self.unit is None else "unit"
+        count = {"population": self.population} if self.population is not None else {"num_units": self._unit_count()}
+        name = self.groups if isinstance(self.groups, str) else _EACH_ROW if self.groups is None else "unit"
         self.private = make_private(
             self.model,
             self.protect,
             batch_size=self.expected_batch,
             steps=max_steps,
-            unit=unit_word(name),
+            unit=unit_word(name) if self.unit is None else self.unit,
             ledger=folder / LEDGER if self._ledger is None else self._ledger,
             secret=self._secret,
             **count,
@@ -229,7 +244,7 @@ class PrivateTrainerMixin(_Trainer):  # type: ignore[misc]
         elif self._from_start:
             self.private.load_state_dict(_read(folder / START))
         size = self.args.per_device_train_batch_size
-        self._rows: Rows = self.private.rows(self.train_dataset, collate, unit_of=self._unit_ids, max_rows=size)
+        self._rows: Rows = self.private.rows(self.train_dataset, collate, groups=self._unit_ids, max_rows=size)
         if resume_from_checkpoint is None and not self._from_start and self.is_world_process_zero():
             write_atomic(folder / START, json.dumps(self.private.state_dict()), private=False)
         made_up = self._made_up if self._made_up is not None else self._made_up_rows(collate)
@@ -369,25 +384,25 @@ class PrivateTrainerMixin(_Trainer):  # type: ignore[misc]
 
     def _ids(self) -> list[Any] | None:
         """Return the id of each row's unit, or None where each row is one."""
-        unit, rows = self.unit, self.train_dataset
-        if unit is None or (unit == _EACH_ROW and _EACH_ROW not in self._columns()):
+        groups, rows = self.groups, self.train_dataset
+        if groups is None or (groups == _EACH_ROW and _EACH_ROW not in self._columns()):
             return None
-        if not isinstance(unit, str):
-            return plain_ids(unit)
-        if hasattr(rows, "column_names") and unit not in rows.column_names:
-            raise DataError(f"Expected a column {unit!r} in the train dataset, got {', '.join(rows.column_names)}.")
+        if not isinstance(groups, str):
+            return plain_ids(groups)
+        if hasattr(rows, "column_names") and groups not in rows.column_names:
+            raise DataError(f"Expected a column {groups!r} in the train dataset, got {', '.join(rows.column_names)}.")
         try:
-            return column_of(rows, unit)
+            return column_of(rows, groups)
         except (KeyError, TypeError):
             raise DataError(
-                f"Expected {unit!r} in every row of the train dataset. Keep that column when the text is tokenized."
+                f"Expected {groups!r} in every row of the train dataset. Keep that column when the text is tokenized."
             ) from None
 
     def _read_units(self) -> None:
         """Read the ids of the units, and reject held-out rows that belong to them."""
         if self._trained_rows is None or self._trained_rows.dataset is not self.train_dataset:
             self._unit_ids = self._ids()
-            column = self.unit if isinstance(self.unit, str) else None
+            column = self.groups if isinstance(self.groups, str) else None
             units = None if self._unit_ids is None else set(self._unit_ids)
             self._trained_rows = TrainedRows(self.train_dataset, column, units, self._inputs)
         self._check_held_out(self.eval_dataset, "eval_dataset")
@@ -415,7 +430,7 @@ class PrivateTrainerMixin(_Trainer):  # type: ignore[misc]
         first = rows[0] if len(rows) else None
         return tuple(first) if isinstance(first, Mapping) else ()
 
-    def _columns_of_people(self) -> list[str]:
+    def _columns_of_people(self) -> list[Message]:
         """Return a warning if the train dataset has a column that seems to tell whose row it is."""
         rows: Any = self.train_dataset
         whole = hasattr(rows, "column_names")
@@ -481,7 +496,20 @@ class PrivateTrainer(PrivateTrainerMixin, transformers.Trainer):  # type: ignore
     Guarantee: `guarantee`, of all steps that are planned, which `save_model` writes next to the weights. Figures of
         utility are computed on held-out rows, which are not protected; rows and units of the train dataset are
         rejected there.
+
+    ```python
+    trainer = PrivateTrainer(
+        model, arguments, train_dataset=rows, processing_class=tokenizer, protect=DPSGD(epsilon=8), groups="patient_id"
+    )
+    trainer.train()
+    print(trainer.guarantee)
+    ```
     """
+
+
+def _spelled(name: str, value: object) -> str | None:
+    """Return a setting as an argument of the Trainer, which has the ids of the units in `groups`."""
+    return in_python("groups", value) if name == "unit" else None
 
 
 def add_to_card(path: Path, guarantee: Guarantee, name: str) -> None:

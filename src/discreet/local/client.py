@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from discreet.accounting.events import DpEvent, SelfComposedDpEvent
-from discreet.accounting.interpret import guarantee as guarantee_of
+from discreet.accounting.interpret import guarantee_of
 from discreet.accounting.ledger import Budget, Ledger, Terms
 from discreet.accounting.local_layer import Sending
 from discreet.core.errors import DataError, ModelError, UnsupportedError, invalid, whole
@@ -39,7 +39,7 @@ from discreet.protections.local.layer import LDPLayer
 from discreet.protections.local.projection import Projection, QueryAxes
 from discreet.protections.local.query import QueryPath, TokenQuery
 from discreet.protections.local.release import shape_model
-from discreet.training.evaluate import represent
+from discreet.training.evaluation import represent
 
 UNIT = "sentence"
 PERSON = "person"

@@ -93,7 +93,16 @@ def serve(
     say: Callable[[str], None],
     encrypted: EncryptedHead | None = None,
 ) -> None:
-    """Serve until interrupted or terminated."""
+    """Serve until interrupted or terminated.
+
+    Args:
+        head: The head that answers.
+        host: The address to listen on.
+        port: Its port.
+        limits: The limits of requests and clients.
+        say: Called with what happens, a sentence.
+        encrypted: The head for encrypted vectors, if they are answered too.
+    """
     server = server_for(head, limits, encrypted)
     with listen(host, port) as place:
         at = place.getsockname()

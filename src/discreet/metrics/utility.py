@@ -95,6 +95,11 @@ def quality(task: str, predicted: Numbers, truth: Numbers) -> Quality:
     The interval of an accuracy is Clopper and Pearson's, exact for every number of rows; that of a correlation is
     Fisher's, which is approximate.
 
+    Args:
+        task: classification or regression.
+        predicted: The predicted classes, or scores, row by row.
+        truth: The classes or scores.
+
     >>> result = quality("classification", np.array([1, 1, 1, 1]), np.array([0, 1, 1, 0]))
     >>> result.value, result.baseline, result.learned_nothing
     (0.5, 0.5, True)

@@ -44,6 +44,13 @@ def build_model(
 
     A language model reads no labels (`task="lm"`). The head of pairs with scores starts from the range of the scores of
     the corpus.
+
+    Args:
+        target: A corpus, or a task with its class names.
+        settings: The settings of the model.
+        rng: The source of weights that are not loaded.
+        task: The task; by default that of `target`.
+        download: Download the encoder if this machine does not have it.
     """
     if Task(task or target.task).is_language:
         return LanguageModel.load(settings, rng=rng, download=download)
@@ -81,8 +88,8 @@ def matched_split(corpus: Corpus, model: TextModel, name: str) -> Corpus:
     """Return one split of a corpus; reject a missing split, and a corpus for another task."""
     if not isinstance(model, TextModel):
         raise UnsupportedError(
-            f"Expected model to be a discreet.Classifier or LanguageModel, got {type(model).__name__}. Put a head on "
-            "an encoder with Classifier.build(corpus, encoder=folder, rng=rng)."
+            f"Expected model to be a discreet.models.Classifier or LanguageModel, got {type(model).__name__}. Put a "
+            "head on an encoder with Classifier.build(corpus, encoder=folder, rng=rng)."
         )
     if not isinstance(corpus, Corpus):
         raise DataError(

@@ -104,6 +104,11 @@ def load_encoder(name: str, *, rng: Rng, download: bool = False) -> Encoder:
     """Return an encoder by name: `minilm`, `bilstm`, a local folder, or a hub name.
 
     Nothing is downloaded unless `download` is true. Weights are read only from safetensors.
+
+    Args:
+        name: minilm, bilstm, a folder, or a name on the hub.
+        rng: The source of weights that are not loaded.
+        download: Download it if this machine does not have it.
     """
     if name == BILSTM:
         return _fresh_bilstm(rng)

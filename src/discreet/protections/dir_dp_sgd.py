@@ -63,6 +63,13 @@ class DirDPSGD(GradientProtection):
     `epsilon`. With both, training stops at `epsilon`. `partition` is `whole` (one direction for all trainable
     parameters) or `layers`; `resolve` sets `blocks` from the parameters of the model.
 
+    Args:
+        kappa: Concentration of the directions; 0 is pure noise. If epsilon is also set, training stops at that budget.
+        blocks: The blocks of parameters with a direction each, set when the protection is resolved for a model.
+        partition: whole (one direction for all parameters) or layers (one for each layer).
+        epsilon: Privacy budget of one unit for the whole run.
+        delta: Delta of the guarantee; well below 1 / number of units. By default 0.1 / number of units, at most 1e-5.
+
     Guarantee: for each unit and use, kappa times the distance of two directions (metric privacy), pure epsilon = 2 *
         kappa, and the smaller certified epsilon at a delta of its event, under replace-one and zero-out. Each block is
         sampled separately, so the costs of blocks add up. Gradient norms are not released.
@@ -141,7 +148,13 @@ class DirDPSGD(GradientProtection):
 
     @classmethod
     def for_model(cls, model: nn.Module, kappa: float, partition: Sequence[Sequence[str]] | None = None) -> DirDPSGD:
-        """Return the protection of a model's trainable parameters, as one block or partitioned by name."""
+        """Return the protection of a model's trainable parameters, as one block or partitioned by name.
+
+        Args:
+            model: The model.
+            kappa: The concentration of the directions.
+            partition: The names of the parameters of each block; by default one block.
+        """
         sizes = {name: p.numel() for name, p in model.named_parameters() if p.requires_grad}
         groups = [list(sizes)] if partition is None else [list(names) for names in partition]
         named = [name for names in groups for name in names]

@@ -70,6 +70,21 @@ class DPSGD(GradientProtection):
     `false_positive_rate`), or the noise itself. With a budget and a limit, the larger noise is used. With a noise and
     an epsilon, training stops at that epsilon.
 
+    Args:
+        noise_multiplier: Standard deviation of the noise over the clip norm; if epsilon is also set, training stops at
+            that budget.
+        clip_norm: Gradients of a unit are clipped to this norm.
+        clipping: flat (one norm for all layers), per-layer or automatic.
+        epsilon: Privacy budget of one unit for the whole run.
+        delta: Delta of the guarantee; well below 1 / number of units. By default 0.1 / number of units, at most 1e-5.
+        true_positive_rate: Instead of epsilon: the highest true positive rate that any membership attack may reach.
+        false_positive_rate: False positive rate at which the true positive rate is limited.
+        sampler: poisson, truncated-poisson, random-allocation. By default poisson; set by the correlation.
+        correlation: Noise between steps: independent, lambda-cgd or banded. By default independent.
+        decay: Share of the last step's noise that lambda-cgd subtracts. By default 0.9.
+        bands: Steps over which banded noise is correlated. By default 4.
+        public: Public text with the same labels, a corpus or file: train on it first, without noise.
+
     Guarantee: for one unit (the rows of one person, summed and clipped once), the epsilon of its event composed over
         sampler and steps: certified under zero-out with Poisson batches, if batches and noise stay secret. The rate,
         the divisor, delta and the number of steps are functions of the number of units, which is therefore public.
@@ -332,6 +347,15 @@ class DPSGD(GradientProtection):
         """Return the protection with the least noise that keeps the whole training within epsilon at delta.
 
         It keeps the budget, so that a training run with more steps or larger batches stops there.
+
+        Args:
+            epsilon: The budget of the whole training.
+            delta: Its delta.
+            sampling_rate: The expected size of a batch over the number of units.
+            steps: The number of steps.
+            clip_norm: Gradients of a unit are clipped to this norm.
+            clipping: flat, per-layer or automatic.
+            adjacency: zero-out, add/remove or replace-one.
         """
         from discreet.accounting.calibrate import least_noise
 

@@ -67,6 +67,23 @@ class InstanceEncoding(RepresentationProtection):
     rest. With a `public` corpus and a `dimension`, a projection is learned from it first. If the encoder is trained,
     vectors are encoded again at every step of at most `epochs` epochs, as in the paper, instead of once.
 
+    Args:
+        epsilon: Privacy budget of all released vectors and labels, for one unit.
+        delta: Delta of the guarantee; well below 1 / number of units. By default 0.1 / number of units, at most 1e-5.
+        clip_norm: Vectors are clipped to this norm.
+        mix: Sentences in a mixture; 1 mixes nothing.
+        mix_cap: Largest weight of a sentence in a mixture.
+        mechanism: Noise: gaussian, laplace or laplace-l2.
+        labels: public (sent as they are), or noisy (by randomized response).
+        label_epsilon: The part of epsilon that goes to noisy labels.
+        calibration: sound (proven), or paper (as published; then epsilon is an estimate).
+        rounds: Outputs for each row, set when the protection is resolved.
+        stored: Whether each row is released once, set when the protection is resolved.
+        epochs: Epochs that are released, set when the protection is resolved.
+        projection: The projection learned from `public`, set when the protection is resolved.
+        dimension: Project vectors to this many dimensions, learned from public text.
+        public: Public data from which the projection is learned.
+
     Guarantee: for each unit under replace-one, epsilon at delta over all outputs together, if the encoder is frozen or
         public; labels only if they are noisy. With calibration="paper" it is an estimate: the ledger holds the true
         figure. An encoder that is trained on private text makes it an estimate too.

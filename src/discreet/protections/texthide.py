@@ -62,6 +62,14 @@ class TextHide(RepresentationProtection):
     normalized to sum 1; with `"even"` they count equally for every class, so that the label of a mostly public mixture
     is nearly uniform.
 
+    Args:
+        masks: Number of secret masks to choose from; 0 is none. By default 256.
+        mix: Sentences in a mixture; 1 mixes nothing.
+        fresh_masks: Sample a new mask for every vector, instead of choosing from a pool.
+        mix_cap: Largest weight of a sentence in a mixture.
+        public: Public data to mix with; half of the partners come from it.
+        public_label: Labels of public partners: dropped (left out), or even (the same weight for every class).
+
     Guarantee: none. Measured (docs/instance_encoding.md): the absolute value of a masked vector still identifies its
         sentence, and the gradients of the encoder still span its tokens.
 

@@ -39,6 +39,10 @@ ONE_RELEASE = "this one release alone, of vectors whose encoder is public or cou
 def open_release(model: TextModel, batch: Corpus) -> GradientRelease:
     """Return the mean gradient of a batch as an unprotected client would send it.
 
+    Args:
+        model: The model.
+        batch: The rows of the batch.
+
     Guarantee: none, a gradient reveals its text.
     """
     sums, lengths = _gradient_sums(model, batch, None, Rng(0))
@@ -65,17 +69,25 @@ def protected_release(
     The receiver is assumed to know the batch, so sampling does not amplify privacy. The rows of one unit count as one
     example.
 
+    Args:
+        model: The model.
+        batch: The rows of the batch.
+        protect: The resolved protection.
+        rng: The source of the noise; one with a fixed seed makes the guarantee an estimate.
+        delta: Delta of the guarantee of this release.
+        adjacency: That of the guarantee; by default the protection's own.
+
     Guarantee: that of one use of the protection, for each unit in the batch, in the release; an estimate unless `rng`
         is secret (`Rng.secret`), as anyone who knows its seed can subtract the noise.
     """
-    from discreet.accounting.interpret import guarantee
+    from discreet.accounting.interpret import guarantee_of
 
     check_protection(protect, "gradient")
     rng = release_rng(rng, model, batch, protect)
     sums, lengths = _gradient_sums(model, batch, protect, rng.fork("directions"))
     noisy = release_once(protect, sums, rng.fork("noise"))
     units = float(batch.unit_count)
-    stated = guarantee(
+    stated = guarantee_of(
         protect.event,
         delta=delta,
         adjacency=adjacency or protect.adjacency,
@@ -105,6 +117,14 @@ def hidden_release(
     """Return the mean gradient of a batch whose vectors are protected between encoder and head, as a client sends it.
 
     The receiver is assumed to know the batch, so sampling does not amplify privacy.
+
+    Args:
+        model: The model.
+        batch: The rows of the batch.
+        protect: The resolved protection.
+        rng: The source of the noise; one with a fixed seed makes the guarantee an estimate.
+        public: Public text that the protection mixes in.
+        delta: Delta of the guarantee of this release.
 
     Guarantee: that of the protected vectors if only the head has a gradient; none with a gradient of the encoder, which
         depends on the tokens, and none for TextHide.
@@ -143,13 +163,20 @@ def hidden_release(
 def rewritten_release(model: TextModel, batch: Corpus, protect: Any, rng: Rng, *, delta: float) -> GradientRelease:
     """Return the gradient of a batch whose texts are rewritten first; the gradient is post-processing.
 
+    Args:
+        model: The model.
+        batch: The rows of the batch.
+        protect: The resolved protection.
+        rng: The source of the noise; one with a fixed seed makes the guarantee an estimate.
+        delta: Delta of the guarantee of this release.
+
     Guarantee: that of the rewritten texts, in the release.
     """
-    from discreet.accounting.interpret import guarantee
+    from discreet.accounting.interpret import guarantee_of
 
     check_protection(protect, TextRelease.kind)
     seen = open_release(model, protect.rewrite(batch, rng.fork("rewrite")))
-    stated = guarantee(protect.cost(batch), delta=delta, adjacency=protect.adjacency, unit=batch.unit_name)
+    stated = guarantee_of(protect.cost(batch), delta=delta, adjacency=protect.adjacency, unit=batch.unit_name)
     return replace(seen, guarantee=trusted(protect, protect.stated(stated.from_seed(rng.is_secret))))
 
 
@@ -167,11 +194,13 @@ def one_release_guarantee(
     event: Any, of: RepresentationProtection, protect: Once | Live, corpus: Corpus, rng: Rng, delta: float | None
 ) -> Guarantee:
     """Return the guarantee of a protection of vectors, applied as `protect`, for one release of a corpus alone."""
-    from discreet.accounting.interpret import guarantee
+    from discreet.accounting.interpret import guarantee_of
 
     delta = delta_for(corpus.unit_count) if delta is None else delta
     assumed = (ONE_RELEASE, FLOATING_POINT)
-    stated = guarantee(event, delta=delta, adjacency=Adjacency.REPLACE_ONE, unit=corpus.unit_name, assumptions=assumed)
+    stated = guarantee_of(
+        event, delta=delta, adjacency=Adjacency.REPLACE_ONE, unit=corpus.unit_name, assumptions=assumed
+    )
     return trusted(of, protect.stated(stated.from_seed(rng.is_secret)))
 
 

@@ -57,6 +57,16 @@ def release_of(
 
     `public` is text that some protections mix rows with.
 
+    Args:
+        sees: The kind of release.
+        protect: The resolved protection, or None.
+        model: The model.
+        batch: The rows of the batch.
+        noise: The source of the noise.
+        delta: Delta of the guarantee of this release.
+        steps: The number of releases of the same rows.
+        public: Text that some protections mix rows with.
+
     Guarantee: that of the protection for this one release, in the release; none without a protection.
     """
     if sees is RepresentationRelease:
@@ -131,12 +141,12 @@ def epsilon_by_adjacency(
     """
     if protect is None or not protect.samples_units:
         return stated_epsilon(stated)
-    from discreet.accounting.interpret import guarantee
+    from discreet.accounting.interpret import guarantee_of
 
     columns: dict[str, float | None] = dict.fromkeys(adjacency.value for adjacency in Adjacency)
     for adjacency in set(Adjacency) - {Adjacency.ADD_REMOVE}:
         with suppress(UnsupportedError):
-            result = guarantee(
+            result = guarantee_of(
                 protect.event if event is None else event, delta=delta, adjacency=adjacency, unit="record"
             )
             columns[adjacency.value] = result.epsilon if result.exists else None

@@ -48,6 +48,17 @@ def representation_release(
     fixed number of rows at every step, sampled and shuffled as in training. Without a protection the vectors are
     released unchanged. Vectors are in the order of the outputs, with their labels or mixtures of labels.
 
+    Args:
+        model: The model.
+        corpus: The rows that are released.
+        protect: The resolved protection, or None.
+        rng: The source of the noise; one with a fixed seed makes the guarantee an estimate.
+        public: Public text that the protection mixes in.
+        batch_size: The number of rows in a batch of a live protection.
+        epochs: How often every row is released by a live protection.
+        delta: Delta of the guarantee of this release.
+        cache: A folder for the outputs of a frozen encoder.
+
     Guarantee: that of the protection for this release alone, in the release; none without a protection.
     """
     if protect is not None:

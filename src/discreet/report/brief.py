@@ -82,7 +82,11 @@ class Brief:
 
 
 def brief_of(result: StudyResult) -> Brief:
-    """Return the first screen of a study's report."""
+    """Return the first screen of a study's report.
+
+    Args:
+        result: The result of a study.
+    """
     answer, sentence = _answer(result)
     shown = result.recommended or _subject(result)
     rows = [

@@ -67,11 +67,15 @@ class Written:
     command: str | None = None
 
 
-def write_report(folder: Path) -> Written:
+def write_report(folder: Path | str) -> Written:
     """Write report.html, report.md and model_card.md into a sweep's folder, and return where they are.
+
+    Args:
+        folder: The folder of a study.
 
     Guarantee: none; the page shows private texts and what was read of them. Keep it as private as the corpus.
     """
+    folder = Path(folder)
     result = read_result(folder)
     sentences = verdict_of(result)
     brief = brief_of(result)

@@ -521,11 +521,21 @@ def read_metrics(folder: Path) -> dict[str, Any]:
     return metrics
 
 
-def load_run(folder: Path, device: torch.device | str = "cpu") -> Run:
+def load_run(folder: Path | str, device: torch.device | str = "cpu") -> Run:
     """Return a finished run from its folder; one whose files were edited is rejected.
 
+    Args:
+        folder: The folder of the run.
+        device: Where to put the model.
+
     Guarantee: that of the run, unchanged; reading is post-processing.
+
+    ```python
+    run = load_run("runs/notes")
+    run.model, run.guarantee
+    ```
     """
+    folder = Path(folder)
     if not (folder / "settings.toml").exists():
         unfinished = folder.with_name(folder.name + UNFINISHED)
         resume = "It is unfinished: resume it with the command that started it."

@@ -5,9 +5,10 @@
       people/NAME.json   one training run or rewritten file: what it spent, for which unit, when (mode 0600)
       people/NAME.units  keyed hashes of its units, 8 bytes each, sorted (mode 0600)
 
-Every protected training writes it, through whichever door: the commands, `TextClassifier`, `discreet.train` and
-`tune`, `make_private`, `PrivateTrainer` and federated clients. Whoever opens the ledger of a training attaches an
-`Entry` to it (`Ledger.also`), and each spend goes there first. A ledger that has one already is not counted again.
+Every protected training writes it, through whichever door: the commands, `TextClassifier`, `train` and `tune` of
+`discreet.training`, `make_private`, `PrivateTrainer` and federated clients. Whoever opens the ledger of a training
+attaches an `Entry` to it (`Ledger.also`), and each spend goes there first. A ledger that has one already is not counted
+again.
 
 The records are never in a run folder. A unit is identified by a hash of its id, keyed with the local secret; without
 ids, by a hash of the row's texts, or of all of a row that is not text. So the same people are recognized in a corpus
@@ -45,7 +46,7 @@ import numpy as np
 import numpy.typing as npt
 
 from discreet.accounting.events import event_from_json, event_to_json
-from discreet.accounting.interpret import can_restate, guarantee, restated, weakest
+from discreet.accounting.interpret import can_restate, guarantee_of, restated, weakest
 from discreet.accounting.ledger import Ledger, Terms
 from discreet.accounting.ledger_file import composed
 from discreet.core.errors import BudgetError, LedgerError, Message, OutputError, setting
@@ -100,7 +101,7 @@ class Record:
     spent: dict[str, int] = field(default_factory=dict)
     caveats: tuple[str, ...] = ()
     assumptions: tuple[str, ...] = ()
-    command: str = "train"  # or sanitize, discreet.train, discreet.tune, make_private; whatever the kind
+    command: str = "train"  # or sanitize, discreet.training.train, make_private and so on; whatever the kind
     exact: bool = False  # whether `spent` is what the ledger held, not a reservation for what it may hold after a crash
 
     @property
@@ -356,7 +357,7 @@ class People:
         """Return the guarantee of one release alone, at its own delta; None for a study or if nothing was spent."""
         if record.kind == STUDY or not record.spends:
             return None
-        alone = guarantee(
+        alone = guarantee_of(
             _composed(record.spent), delta=record.delta, adjacency=Adjacency(record.adjacency), unit=record.unit
         )
         caveats = set(record.caveats) | ({Caveat.FIXED_SEED.value} if record.kind == FIXED_SEED else set())
@@ -730,7 +731,7 @@ class Shared:
         statement = self.ledger.statement
         added = [(event_from_json(text), count) for text, count in more.items()]
         event = composed([*statement.spent, *added])
-        total = guarantee(event, delta=self.delta, adjacency=statement.adjacency, unit=statement.unit)
+        total = guarantee_of(event, delta=self.delta, adjacency=statement.adjacency, unit=statement.unit)
         assert self.budget is not None
         check_budget(total.epsilon, self.budget, self.delta, f"the ledger {str(self.ledger.path)!r}", what, self.kind)
 
@@ -769,10 +770,10 @@ def _composed(spent: Spent) -> DpEvent:
 def _guarantee(spent: Mapping[Adjacency, Spent], target: Adjacency, delta: float, unit: str) -> Guarantee:
     """Return the guarantee of spends under several adjacencies, under a weaker one or the same."""
     if set(spent) <= {target}:
-        return guarantee(_composed(spent.get(target, {})), delta=delta, adjacency=target, unit=unit)
+        return guarantee_of(_composed(spent.get(target, {})), delta=delta, adjacency=target, unit=unit)
     share = delta / 2 / len(spent)  # of delta, for each adjacency whose cost has to be converted
     events = [restated(_composed(counts), adjacency, target, share) for adjacency, counts in spent.items()]
-    return guarantee(composed([(event, 1) for event in events]), delta=delta, adjacency=target, unit=unit)
+    return guarantee_of(composed([(event, 1) for event in events]), delta=delta, adjacency=target, unit=unit)
 
 
 def _with_terms(record: Record, terms: Terms) -> Record:
@@ -840,11 +841,19 @@ def people_totals(
 ) -> tuple[Total, ...]:
     """Return the total epsilon of the recorded people over all their releases, as `discreet ledger` shows it.
 
-    Without `ids`: the largest total of one unit, for each name of a unit and each adjacency. With `ids`: the total of
-    these units, whose name is `unit`, over everything recorded for them, at `delta` or the smallest of theirs.
+    Args:
+        ids: The ids of the units; without them, the largest total of one unit, for each name of a unit and each
+            adjacency.
+        unit: The name of these units.
+        delta: Delta of the total; by default the smallest of their releases.
 
     Guarantee: an upper bound for each unit over the releases recorded on this machine, in `Total.guarantee`, under the
         assumptions stated there.
+
+    ```python
+    (total,) = people_totals(["p1", "p7"], unit="patient")
+    print(total.guarantee)
+    ```
     """
     people = People()
     if ids is None:

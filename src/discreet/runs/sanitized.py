@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from discreet.accounting.events import event_to_json
-from discreet.accounting.interpret import guarantee
+from discreet.accounting.interpret import guarantee_of
 from discreet.accounting.ledger import Ledger, Terms
 from discreet.core.guarantee import Caveat, Guarantee
 from discreet.data.corpus import Corpus
@@ -125,7 +125,7 @@ def privacy_of(
     """
     rows = rows_of(columns, units, unit_name)
     event = swap.cost(rows)
-    stated = swap.stated(guarantee(event, delta=delta, adjacency=swap.adjacency, unit=unit_name))
+    stated = swap.stated(guarantee_of(event, delta=delta, adjacency=swap.adjacency, unit=unit_name))
     if not secret:
         stated = stated.with_caveats({Caveat.FIXED_SEED})
     return {

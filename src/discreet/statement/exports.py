@@ -55,7 +55,11 @@ _CONTEXT = {
 
 
 def opendp(statement: Mapping[str, Any]) -> str:
-    """Return an entry of tier 3 for OpenDP's registry of deployments, as YAML."""
+    """Return an entry of tier 3 for OpenDP's registry of deployments, as YAML.
+
+    Args:
+        statement: What `statement_of` returned.
+    """
     if statement["parameters"]["guarantee"] == NONE:
         raise UnsupportedError(
             "Expected a release with a privacy guarantee for the registry of deployments, got one without. Protect it "
@@ -160,7 +164,12 @@ def _utility(values: Mapping[str, Any]) -> str:
 
 
 def huggingface(statement: Mapping[str, Any], facts: Facts) -> str:
-    """Return the front matter of a model card, or of a data card for sanitized text."""
+    """Return the front matter of a model card, or of a data card for sanitized text.
+
+    Args:
+        statement: What `statement_of` returned.
+        facts: The facts of the release, as `read_facts` returns them.
+    """
     text = statement["release"]["kind"] == Kind.SANITIZED
     task = None if text else str(statement["release"]["task"] or Task.CLASSIFICATION)
     values = card_values(task, facts.guarantee, None if text else "discreet")
@@ -183,7 +192,12 @@ def huggingface(statement: Mapping[str, Any], facts: Facts) -> str:
 
 
 def croissant(statement: Mapping[str, Any], facts: Facts) -> str:
-    """Return the Croissant description of a sanitized file, with RAI properties, as JSON-LD."""
+    """Return the Croissant description of a sanitized file, with RAI properties, as JSON-LD.
+
+    Args:
+        statement: What `statement_of` returned.
+        facts: The facts of the release, as `read_facts` returns them.
+    """
     if facts.kind is not Kind.SANITIZED:
         raise UnsupportedError(
             f"Expected sanitized text for Croissant, which describes data sets, got a {facts.kind}. Use the format "

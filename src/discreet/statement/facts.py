@@ -128,6 +128,11 @@ def read_facts(path: Path, *, ledger: Path | None = None, delta: float | None = 
     """Return the facts of a run folder, a sanitized file or a ledger; `ledger` is one that is stored elsewhere.
 
     `delta` is that of the guarantee, for a ledger without a budget.
+
+    Args:
+        path: The folder of a run, a rewritten file or a ledger.
+        ledger: A ledger in place of the one in the folder.
+        delta: Delta of a guarantee that the release does not state.
     """
     if not path.exists():
         raise ModelError(f"Expected a run folder, a sanitized file or a ledger at {str(path)!r}. Check the path.")

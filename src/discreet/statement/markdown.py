@@ -8,8 +8,12 @@ from typing import Any
 from discreet.core.guarantee import in_digits
 
 
-def markdown(statement: Mapping[str, Any]) -> str:
-    """Return a statement as Markdown."""
+def markdown_of(statement: Mapping[str, Any]) -> str:
+    """Return a statement as Markdown.
+
+    Args:
+        statement: What `statement_of` returned.
+    """
     sections = (
         ("Privacy parameters", _parameters),
         ("Unit of privacy", _unit),

@@ -142,7 +142,13 @@ class Check:
 
 
 def checks(policy: Policy, facts: Facts, results: Sequence[Mapping[str, Any]] = ()) -> list[Check]:
-    """Return the outcome of every rule; `results` are results of attacks and audits besides the stored ones."""
+    """Return the outcome of every rule; `results` are results of attacks and audits besides the stored ones.
+
+    Args:
+        policy: The rules.
+        facts: The facts of the release, as `read_facts` returns them.
+        results: Results of attacks and audits besides the stored ones.
+    """
     known = (*facts.results, *results)
     return [
         *_guarantee(policy.guarantee, facts),

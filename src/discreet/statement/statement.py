@@ -70,7 +70,7 @@ _NEIGHBOURS = {
 }
 
 
-def statement(
+def statement_of(
     facts: Facts,
     *,
     groups: Mapping[str, Any] | None = None,
@@ -80,6 +80,11 @@ def statement(
 
     `groups` are measured utilities by class and subgroup, and `others` the total over all releases of the same people
     that this machine recorded, which is for the owner and not for publication.
+
+    Args:
+        facts: The facts of the release, as `read_facts` returns them.
+        groups: Measured utilities by class and subgroup.
+        others: The total over all releases of the same people that this machine recorded, which is for the owner.
     """
     method = method_of(facts.protection)
     values = _template_values(facts)

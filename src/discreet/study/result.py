@@ -101,7 +101,7 @@ def run(
     stands beside the file, named after it: `clinic.toml` has `clinic-trials`. The same call resumes an unfinished study
     and runs nothing again in a finished one. `workers` trials run at the same time, by default one per core, on one
     thread each; `on` is "processes" or "ray". `watch` is called after every change with the progress, and no further
-    trial starts once `should_stop` returns true. Write the report with `discreet.write_report(result.folder)`.
+    trial starts once `should_stop` returns true. Write the report with `discreet.report.write_report(result.folder)`.
 
     Raises `IncompleteError` where a trial failed or the study was stopped; finished trials are kept.
 

@@ -54,7 +54,7 @@ from discreet.study.file import (
     request_for,
 )
 from discreet.study.grid import Planned
-from discreet.training.evaluate import Assessment, predict
+from discreet.training.evaluation import Assessment, predict
 from discreet.training.plan import PrivatePlan, TrainingPlan
 
 if TYPE_CHECKING:

@@ -36,7 +36,7 @@ from discreet.runs.folder import secret_of
 from discreet.runs.people import Entry, NotRecorded, Spent, detach, place_of
 from discreet.training.account import attach, ledger_for
 from discreet.training.engine import PrivateStep
-from discreet.training.evaluate import evaluate
+from discreet.training.evaluation import evaluate
 from discreet.training.hidden import HiddenStep, StoredStep, rewrite_once
 from discreet.training.plan import PrivatePlan, TrainingPlan
 from discreet.training.steps import Meter, OpenStep, Parts, Report, Step, StepCanaries, encoding_watch
@@ -141,7 +141,7 @@ def open_job(
     secret: Rng | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     start: str | None = None,
-    command: str = "discreet.train",
+    command: str = "discreet.training.train",
 ) -> Iterator[OpenJob]:
     """Open a training: its secret and ledger, the model's protected parts, its rows and the step for its protection.
 
@@ -202,7 +202,7 @@ def ready_ledger(
     workspace: Path | None,
     opened: ExitStack,
     split: Corpus,
-    command: str = "discreet.train",
+    command: str = "discreet.training.train",
     planned: Spent | None = None,
     recorded: bool = True,
 ) -> Ledger:
@@ -272,6 +272,14 @@ def train(
 
     Called again with the same arguments and workspace, a stopped training run resumes, and ends with the same weights
     as an uninterrupted one.
+
+    Args:
+        model: The model, with its first weights.
+        corpus: The text; its train split is trained on.
+        plan: Settings, protection, batches and noise; by default a plan without a protection.
+        ledger: An open ledger that every step is counted in; by default one in the workspace of the job, or in memory.
+        secret: The source of batches and noise; by default that of the plan.
+        job: Where checkpoints go, what is told to whom, and when to stop.
 
     Guarantee: that of the protection over all steps, for the units of the train split, in the result; none without one.
     """

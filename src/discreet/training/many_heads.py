@@ -47,13 +47,13 @@ class HeadJob:
     bias: Tensor
 
 
-def can_train_together(model: ModelSettings, train: TrainSettings, protect: Protection | None, task: str) -> bool:
+def can_train_together(model: ModelSettings, training: TrainSettings, protect: Protection | None, task: str) -> bool:
     """Return whether heads with these settings can be trained at once: linear ones, plain or with noisy gradients."""
     if protect is not None and trust_in(protect):
         return False  # it may add up gradients otherwise than the batched steps do
     plain = protect is None or (isinstance(protect, DPSGD) and protect.clipping == "flat")
     plain = plain or (isinstance(protect, DirDPSGD) and protect.partition == "whole")
-    simple = not train.averaging and train.patience is None and train.accumulate == 1
+    simple = not training.averaging and training.patience is None and training.accumulate == 1
     linear = model.frozen and model.head == "linear" and not model.has_pooler
     return Task(task).has_classes and linear and plain and simple
 

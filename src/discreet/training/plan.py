@@ -58,7 +58,7 @@ from discreet.protections.base import (
     trust_in,
 )
 from discreet.runs.folder import RunChoices
-from discreet.training.evaluate import evaluate
+from discreet.training.evaluation import evaluate
 
 if TYPE_CHECKING:
     from dp_accounting.dp_event import DpEvent
@@ -219,7 +219,7 @@ class TrainingPlan:
         corpus: Corpus,
         *,
         protect: Protection | None = None,
-        train: TrainSettings | None = None,
+        training: TrainSettings | None = None,
         delta: float | None = None,
         population: int | None = None,
         public: Corpus | None = None,
@@ -230,12 +230,22 @@ class TrainingPlan:
     ) -> TrainingPlan:
         """Return the plan of a training run on the train split of a corpus.
 
-        Settings that `train` leaves open depend on what is trained, how it is protected and how much text there is. The
-        noise of a protection with a budget is calibrated so that the whole training stays within it. `population` is a
-        public number of units, chosen in advance, that replaces the actual one; the certificate is then add/remove.
-        `public` is text that needs no protection, for a protection to mix with or learn from. `max_per_unit` is the
-        largest number of rows of one unit in the corpus, chosen without looking at it: noise that depends on that
-        number is calibrated for the cap.
+        Args:
+            model: The model, with its first weights; its settings say which layers are trained.
+            corpus: The text; its train split is trained on.
+            protect: The protection, by its budget or its strength. The noise of one with a budget is calibrated so
+                that the whole training stays within it.
+            training: Settings of the training loop; what they leave open depends on what is trained, how it is
+                protected and how much text there is.
+            delta: Delta of the guarantee; by default that of the protection, or one that fits the number of units.
+            population: A public number of units, chosen in advance, that replaces the actual one; the certificate is
+                then add/remove.
+            public: Text that needs no protection, for a protection to mix with or learn from.
+            sampler: How batches are drawn; by default as the protection samples.
+            seed: Seed of everything that is not noise.
+            noise_seed: Makes batches and noise repeatable, and the guarantee an estimate.
+            max_per_unit: The largest number of rows of one unit in the corpus, chosen without looking at it: noise
+                that depends on that number is calibrated for the cap.
 
         Guarantee: the training spends at most `budget` for each unit, if there is one.
         """
@@ -251,7 +261,7 @@ class TrainingPlan:
         part, width = model.settings.train, model.width
         pairs = split.is_pairs and model.settings.pairs != SEPARATE
         defaults = defaults_of(protect, part, units, width, pairs=pairs)
-        settings = _with_head_share((train or TrainSettings()).completed(defaults), train, model, protect)
+        settings = _with_head_share((training or TrainSettings()).completed(defaults), training, model, protect)
         if protect is None:
             chosen = sampler or Shuffled(min(settings.size, len(split)))
             steps = max(1, round(settings.passes * chosen.steps_per_epoch(len(split))))
@@ -315,7 +325,7 @@ class TrainingPlan:
         protect: Protection,
         *,
         batch_size: int,
-        units: int | None = None,
+        num_units: int | None = None,
         population: int | None = None,
         steps: int | None = None,
         epochs: float | None = None,
@@ -323,20 +333,20 @@ class TrainingPlan:
     ) -> PrivatePlan:
         """Return the plan of a training run in the user's own loop, of any module whose gradients are protected.
 
-        Set `units`, the number of units, which is then public (zero-out), or `population`, a public number chosen in
-        advance (add/remove); and the number of `steps`, or of `epochs`.
+        Set `num_units`, the number of units, which is then public (zero-out), or `population`, a public number chosen
+        in advance (add/remove); and the number of `steps`, or of `epochs`.
 
         Guarantee: the training spends at most `budget` for each unit, if there is one.
         """
         protect = protection_of_gradients(protect)
-        if (units is None) == (population is None):
-            remedy = "units is their actual number, which is then public; population is a number chosen in advance."
-            raise invalid("units", units, f"set if and only if {setting('population')} is not", remedy)
+        if (num_units is None) == (population is None):
+            remedy = "num_units is their actual number, which is then public; population is a number chosen in advance."
+            raise invalid("num_units", num_units, f"set if and only if {setting('population')} is not", remedy)
         if (steps is None) == (epochs is None):
             remedy = "One of them determines the length of the training."
             raise invalid("steps", steps, f"set if and only if {setting('epochs')} is not", remedy)
         adjacency = protect.adjacency_for(population)
-        count = whole("units", units) if units is not None else whole("population", population or 0)
+        count = whole("num_units", num_units) if num_units is not None else whole("population", population or 0)
         if whole("batch_size", batch_size) > count:
             remedy = "A batch holds at most all units."
             raise invalid("batch_size", batch_size, f"<= {count:,}, the number of units", remedy)
@@ -373,7 +383,7 @@ class TrainingPlan:
         corpus: Corpus,
         *,
         protect: Protection | None,
-        train: TrainSettings,
+        training: TrainSettings,
         steps: int,
         batch_size: int,
         seed: int,
@@ -387,10 +397,10 @@ class TrainingPlan:
         count = split.unit_count if protect is not None and protect.samples_units else len(split)
         size = min(batch_size, count)
         # `make` takes epochs; this number of them gives exactly the steps of the server.
-        train = replace(train, batch_size=size, epochs=steps / -(-count // size), head_share=0.0)
+        training = replace(training, batch_size=size, epochs=steps / -(-count // size), head_share=0.0)
         if protect is None:  # as at the server, which knows neither pairs nor how few a client has
-            train = train.completed(plain_defaults(model.settings.train, count, model.width))
-        plan = cls.make(model, corpus, protect=protect, train=train, seed=seed, noise_seed=noise_seed)
+            training = training.completed(plain_defaults(model.settings.train, count, model.width))
+        plan = cls.make(model, corpus, protect=protect, training=training, seed=seed, noise_seed=noise_seed)
         if plan.steps != steps:
             raise UnsupportedError(f"Expected a plan of {steps} steps, got {plan.steps}. Use fewer epochs.")
         return plan
@@ -399,7 +409,7 @@ class TrainingPlan:
         """Return the plan of the training on public text, without noise, that comes before this one."""
         epochs = None if model.settings.frozen else min(3.0, max(1.0, PUBLIC_ROWS / len(public)))
         settings = TrainSettings(epochs=epochs, batch_size=64, precision=self.settings.precision)
-        return self.make(model, public, train=settings, seed=self.seed)
+        return self.make(model, public, training=settings, seed=self.seed)
 
     def check(self, split: Corpus) -> None:
         """Reject a corpus that the plan was not made for."""
@@ -484,7 +494,7 @@ class PrivatePlan(TrainingPlan):
         cls, model: TextModel, corpus: Corpus, choices: Sequence[tuple[TrainSettings, Protection]], **planned: Any
     ) -> list[PrivatePlan]:
         """Return the plans of trainings that differ in their settings; the other arguments are those of `make`."""
-        made = [cls.make(model, corpus, protect=protect, train=train, **planned) for train, protect in choices]
+        made = [cls.make(model, corpus, protect=protect, training=train, **planned) for train, protect in choices]
         return [plan for plan in made if isinstance(plan, PrivatePlan)]
 
     @property

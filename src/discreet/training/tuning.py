@@ -48,7 +48,7 @@ from discreet.runs.checkpoint import copy_weights, restore_weights
 from discreet.runs.folder import BEST, SEARCH, TRIAL
 from discreet.runs.people import Entry
 from discreet.training.account import Account, of_gradients
-from discreet.training.evaluate import predict, token_totals
+from discreet.training.evaluation import predict, token_totals
 from discreet.training.loop import Job, ready_ledger, ready_secret, train
 from discreet.training.plan import PrivatePlan
 from discreet.training.steps import encoding_watch
@@ -166,7 +166,7 @@ class SearchPlan:
         *,
         protect: Protection,
         trials: float | None = None,
-        train: TrainSettings | None = None,
+        training: TrainSettings | None = None,
         public: Corpus | None = None,
         population: int | None = None,
         seed: int = 0,
@@ -175,23 +175,33 @@ class SearchPlan:
     ) -> SearchPlan:
         """Return the plan of a search over a grid of settings, such as {"learning_rate": [0.01, 0.1]}.
 
-        `protect` has the budget of the whole search, and settings that are not tried; `train` has those of the
-        training. `trials` is the mean of the random number of trials, by default that of candidates, at most 10.
-        `public` is labelled text that needs no protection: trials are then scored on it, at no cost.
+        Args:
+            model: The model, with its first weights.
+            corpus: The text; its train split is trained on.
+            grid: The values of each setting that is tried.
+            protect: The budget of the whole search, and settings of the protection that are not tried.
+            trials: The mean of the random number of trials; by default the number of candidates, at most 10.
+            training: Settings of the training that are not tried.
+            public: Labelled text that needs no protection: trials are then scored on it, at no cost; otherwise on the
+                training rows, with noise.
+            population: A public number of units in place of the actual one.
+            seed: Seed of everything that is not noise.
+            noise_seed: Makes batches and noise repeatable, and the guarantee an estimate.
+            max_per_unit: The largest number of rows of one unit, chosen without looking at the corpus.
 
         Guarantee: the search and its winner spend at most the epsilon of `protect` for each unit.
         """
         total = _checked(protect)
-        if train is not None and train.patience is not None:
+        if training is not None and training.patience is not None:
             remedy = "Early stopping reads held-out rows; try several numbers of epochs instead."
-            raise invalid("patience", train.patience, "left out of a private search", remedy)
+            raise invalid("patience", training.patience, "left out of a private search", remedy)
         candidates = candidates_of(grid)
         mean = float(min(len(candidates), _MOST_BY_DEFAULT)) if trials is None else trials
         choices = []
         for candidate in ({}, *candidates):
             chosen = {name: value for name, value in candidate.items() if name in OF_TRAINING}
             own = {name: value for name, value in candidate.items() if name in OF_PROTECTION}
-            settings = parse(TrainSettings, {**vars(train or TrainSettings()), **chosen}, "try")
+            settings = parse(TrainSettings, {**vars(training or TrainSettings()), **chosen}, "try")
             table = {**vars(total), "epsilon": None, "noise_multiplier": 1.0, **own}
             choices.append((settings, parse(DPSGD, table, "try")))
         first, *plans = PrivatePlan.candidates(
@@ -277,6 +287,14 @@ def tune(
     and all noise come from `secret`: called again with the same arguments and workspace, a stopped search resumes with
     the same trials, and is counted once. Only the winner may be released: progress shows the others to the data holder.
 
+    Args:
+        model: The model, with its first weights.
+        corpus: The text; its train split is trained on.
+        search: The plan of the search.
+        ledger: An open ledger that every step is counted in; by default one in the workspace of the job, or in memory.
+        secret: The source of batches and noise; by default that of the plan.
+        job: Where checkpoints go, what is told to whom, and when to stop.
+
     Guarantee: that of the event of the search, for the units of the train split, in the result.
     """
     job, plan = job or Job(), search.whole
@@ -285,7 +303,7 @@ def tune(
     with ExitStack() as opened:
         secret = ready_secret(plan, secret, job.workspace)
         planned = {event_to_json(search.event): 1}
-        ledger = ready_ledger(plan, ledger, secret, job.workspace, opened, split, "discreet.tune", planned)
+        ledger = ready_ledger(plan, ledger, secret, job.workspace, opened, split, "discreet.training.tune", planned)
         rows = job.encoded
         if rows is None:
             rows = ready(model, split, job.cache, plan.settings.precision, encoding_watch(job.watch))

@@ -277,8 +277,8 @@ def test_every_certificate_of_continuous_noise_says_what_it_assumes_of_floating_
     from discreet.training.account import RELEASED, SUMS
 
     corpus = discreet.load("notes").split("train").take([0, 1])
-    model = discreet.Classifier.build(corpus, rng=Rng(1), train="head")
-    release = discreet.protected_release(model, corpus, DPSGD(1.0), Rng.secret(), delta=1e-5)
+    model = discreet.models.Classifier.build(corpus, rng=Rng(1), train="head")
+    release = discreet.releases.protected_release(model, corpus, DPSGD(1.0), Rng.secret(), delta=1e-5)
     assert FLOATING_POINT in release.guarantee.assumptions
     assert FLOATING_POINT in SUMS
     assert FLOATING_POINT in RELEASED

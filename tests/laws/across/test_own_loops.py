@@ -49,9 +49,9 @@ def gradients_of_a_step(changed: list[Tensor] | None, max_rows: int, monkeypatch
 
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     protect = DPSGD(noise_multiplier=1.0)
-    with make_private(model, protect, units=PEOPLE, batch_size=PEOPLE, steps=1, secret=Rng(2)) as private:
+    with make_private(model, protect, num_units=PEOPLE, batch_size=PEOPLE, steps=1, secret=Rng(2)) as private:
         private.check(losses_of, [torch.randn(6, generator=generator) for _ in range(8)])
-        for _ in private.batches(rows, unit_of=owners, max_rows=max_rows):
+        for _ in private.batches(rows, groups=owners, max_rows=max_rows):
             private.step(losses_of, optimizer)
         assert all("unsteady" not in caveat for caveat in private.caveats)
     monkeypatch.undo()
@@ -131,7 +131,7 @@ def some_rows(count: int, seed: int = 3) -> list[Tensor]:
 
 def guarantee_of(model: Any, rows: list[Any], made_up: list[Any], checked_in_eval: bool = False) -> Guarantee:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with make_private(model, DPSGD(noise_multiplier=1.0), units=len(rows), batch_size=8, steps=2) as private:
+    with make_private(model, DPSGD(noise_multiplier=1.0), num_units=len(rows), batch_size=8, steps=2) as private:
         model.train(not checked_in_eval)
         private.check(model.losses, made_up)
         for _ in private.batches(rows):
@@ -341,8 +341,8 @@ def test_the_kernels_of_all_units_do_not_depend_on_who_came(several: bool, monke
             return super().__getitem__(index)
 
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with make_private(model, DPSGD(noise_multiplier=1.0), units=9, batch_size=9, steps=1) as private:
+    with make_private(model, DPSGD(noise_multiplier=1.0), num_units=9, batch_size=9, steps=1) as private:
         private.check(model.losses, some_rows(4, seed=4))
-        for _ in private.batches(Rows(rows), unit_of=owners, max_rows=8):
+        for _ in private.batches(Rows(rows), groups=owners, max_rows=8):
             private.step(model.losses, optimizer)
     assert chosen and all(chosen)

@@ -47,7 +47,7 @@ Planned = Callable[..., tuple[Classifier, TrainingPlan]]
 def planned(tiny_encoder: Callable[[str], Path]) -> Planned:
     def make(protect: Protection, corpus: Corpus, **asked: Any) -> tuple[Classifier, TrainingPlan]:
         model = Classifier.build(corpus, encoder=str(tiny_encoder("bert")), train="head", rng=Rng(0))
-        return model, TrainingPlan.make(model, corpus, protect=protect, train=QUICK, **asked)
+        return model, TrainingPlan.make(model, corpus, protect=protect, training=QUICK, **asked)
 
     return make
 

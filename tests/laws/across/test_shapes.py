@@ -25,7 +25,7 @@ from discreet.models.settings import TrainSettings
 from discreet.protections.dp_sgd import DPSGD
 from discreet.training import engine, independence
 from discreet.training.engine import PrivateStep
-from discreet.training.evaluate import represent
+from discreet.training.evaluation import represent
 
 WORDS = ["the", "heart", "was", "calm", "and", "the", "knee", "dull", "after", "a", "walk"]
 CLIP, UNITS = 1.0, 14

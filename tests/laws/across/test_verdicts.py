@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 from discreet.accounting.events import PoissonSampledDpEvent, SelfComposedDpEvent
-from discreet.accounting.interpret import guarantee
+from discreet.accounting.interpret import guarantee_of
 from discreet.cli.main import main
 from discreet.core.types import Trial
 from discreet.data.corpus import Corpus
@@ -62,7 +62,7 @@ def attacked(
     """Return a trial as `run_trial` makes it, but for the training, of which only the public facts are needed."""
     protect = DPSGD(noise_multiplier=noise)
     event = SelfComposedDpEvent(PoissonSampledDpEvent(rate, protect.event), steps)
-    promise = guarantee(event, delta=1e-5, adjacency=protect.adjacency)
+    promise = guarantee_of(event, delta=1e-5, adjacency=protect.adjacency)
     details = {
         "evaluated_rows": 500,
         "steps": steps,

@@ -86,6 +86,11 @@ def spellings(name: str) -> Iterator[str]:
 def pseudonymizer(scheme: str, digits: int, rng: Rng) -> Callable[[str], str]:
     """Return a function from a name to its pseudonym, the same one for the same name.
 
+    Args:
+        scheme: How a name becomes a pseudonym.
+        digits: The length of the pseudonym.
+        rng: The source of keys and tables.
+
     Guarantee: none. A hash is reversed by trying names; `hmac` and `random` hide the name as long as the key, or the
         table, is secret, but a pseudonym still links all texts of a person.
     """

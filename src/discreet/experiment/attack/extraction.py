@@ -57,7 +57,7 @@ from discreet.metrics.text import leakage_of
 from discreet.models.base import TextModel
 from discreet.models.build import matched, ready
 from discreet.models.language_model import LanguageModel
-from discreet.training.evaluate import represent
+from discreet.training.evaluation import represent
 
 TRAIN = "train"
 EXPOSURE, NAMED = "exposure", "secrets_named"

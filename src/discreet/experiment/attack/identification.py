@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from discreet.accounting.events import DpEvent, NoGuaranteeDpEvent, SelfComposedDpEvent
-from discreet.accounting.interpret import guarantee
+from discreet.accounting.interpret import guarantee_of
 from discreet.accounting.risk import most_identified
 from discreet.attacks.identification import Floats, Identified, direction_sweep, gaussian_sweep, training_sweep
 from discreet.core.errors import UnsupportedError, invalid, setting
@@ -55,7 +55,7 @@ def identify(request: AttackRequest, scene: Scene, callbacks: Callbacks) -> Find
     stated = None
     if request.protect is not None:
         assumed = ("the record is known to be in every step",) if updates is None else ()
-        stated = guarantee(
+        stated = guarantee_of(
             event,
             delta=request.delta,
             adjacency=request.protect.adjacency,

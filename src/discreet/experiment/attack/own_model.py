@@ -23,7 +23,7 @@ from discreet.protections.base import Conditions, Protection
 _CAUSAL = ("ForCausalLM", "LMHeadModel")  # how transformers calls causal language models
 
 
-def attack(
+def attack_model(
     model: Any,
     tokenizer: Any,
     texts: Sequence[str],
@@ -44,15 +44,35 @@ def attack(
 ) -> AttackResult:
     """Return what an attack reads of texts in the gradients that a model gives for them.
 
-    `model` is an AutoModelForSequenceClassification, AutoModelForCausalLM or AutoModelForTokenClassification, or one of
-    them in a model of peft; a model of discreet is taken as it is. The gradient that is attacked is that of the weights
-    with `requires_grad`, over `batch_size` texts, as one client would send it; `protect` alters it first, and one with
-    a budget is resolved for that single release. `labels` are class numbers or names, scores, or a list of classes for
-    each token; class 0 if not given. `attack` is a name of the catalog (`settings` are its options) or an attack.
-    `public` is text that the attacker has; the prior of some attacks is fitted to it. A causal language model reads
-    each text between its start and end tokens, as in training here.
+    The gradient that is attacked is that of the weights with `requires_grad`, as one client would send it. A causal
+    language model reads each text between its start and end tokens, as in training here.
+
+    Args:
+        model: An AutoModelForSequenceClassification, AutoModelForCausalLM or AutoModelForTokenClassification, or one of
+            them in a model of peft; a model of discreet is taken as it is.
+        tokenizer: Its tokenizer; None for a model of discreet.
+        texts: The texts to attack.
+        attack: A name of the catalog, or an attack.
+        labels: Class numbers or names, scores, or a list of classes for each token; class 0 if not given.
+        protect: A protection of the gradient; one with a budget is resolved for that single release.
+        batch_size: The number of texts in one gradient.
+        public: Text that the attacker has; the prior of some attacks is fitted to it.
+        settings: Settings of an attack that is given by its name.
+        delta: Delta of the guarantee of one release.
+        metrics: The names of the metrics that compare guesses and texts.
+        max_length: Truncates texts to so many tokens.
+        seconds: Limits the search in each batch.
+        candidates: The number of texts that the attacker chooses among, for 1-of-n.
+        seed: Seed of the attack.
+        noise_seed: Makes the noise repeatable, and the guarantee an estimate.
 
     Guarantee: none for the result, which holds private texts; it states the guarantee of one release.
+
+    ```python
+    network = AutoModelForSequenceClassification.from_pretrained("bert-base-uncased")
+    result = discreet.attack_model(network, tokenizer, ["The patient was seen on Tuesday."], "dager")
+    print(result.leakages[0], result.examples[0].guess)
+    ```
     """
     held = tuple(texts)
     if not held:

@@ -56,19 +56,37 @@ class Updates:
 class AttackRequest:
     """Settings of one attack: the attack, the protection, the number of texts and the time limit.
 
-    `protect` is a resolved protection, or None for an unprotected client. `delta` applies to the one attacked release.
-    `seconds` limits the search in each batch; preparation, such as fitting a prior, does not count. Searches count
-    their steps, so without a limit the result does not depend on the machine. `noise_seed` makes the noise
-    reproducible and the guarantee an estimate; by default the noise comes from the operating system. `candidates` is
-    the number of texts that the attacker chooses among (default: 64 for 1-of-n, the whole split for vectors).
-    `steps` is the number of releases of the same rows. `draws` is the number of simulations for 1-of-n, which attacks
-    all `updates` of a training run if they are given, and `steps` releases of one record otherwise.
-    `first_words` truncates each text before the gradient is computed.
+    Searches count their steps, so without a time limit the result does not depend on the machine.
 
-    For attacks on a trained model: `members` is the largest number of members, and of non-members, to ask about
-    (default: all, where that is cheap). `references` is the number of reference models, by default that of the attack,
-    which are trained like the target, and under the same protection unless `references_protected` is False.
-    `references_from` are the folders of at least two finished runs that are used as reference models instead.
+    Args:
+        attack: The attack.
+        protect: A resolved protection, or None for an unprotected client.
+        name: What the attack is called in the result; by default its name in the catalog.
+        examples: The number of texts to attack, a multiple of `batch_size`.
+        batch_size: The number of texts in one release.
+        max_words: Only texts with at most so many words are attacked.
+        first_words: Truncates each text to so many words before the gradient is computed.
+        seconds: Limits the search in each batch; preparation, such as fitting a prior, does not count.
+        delta: Delta of the guarantee of the one attacked release.
+        metrics: The names of the metrics that compare guesses and texts.
+        seed: Selects the texts, and is the seed of the attack.
+        noise_seed: Makes the noise repeatable and the guarantee an estimate; by default the noise comes from the
+            operating system.
+        candidates: The number of texts that the attacker chooses among (default: 64 for 1-of-n, the whole split for
+            vectors).
+        draws: The number of simulations for 1-of-n, which attacks all `updates` of a training run if they are given,
+            and `steps` releases of one record otherwise.
+        steps: The number of releases of the same rows.
+        updates: All updates of a training run.
+        members: For attacks on a trained model: the largest number of members, and of non-members, to ask about
+            (default: all, where that is cheap).
+        references: The number of reference models, by default that of the attack, which are trained like the target.
+        references_protected: Whether they are trained under the same protection.
+        references_from: Instead: the folders of at least two finished runs that are used as reference models.
+
+    >>> from discreet.attacks import Dager
+    >>> AttackRequest(Dager(), examples=4).label
+    'dager'
     """
 
     attack: Attack
@@ -180,7 +198,34 @@ class Findings:
 
 @dataclass(frozen=True, kw_only=True)
 class AttackResult(Findings):
-    """What an attack found, its name, and how many seconds it took."""
+    """What an attack found, its name, and how many seconds it took.
+
+    For several releases, the guarantee is the one with the largest epsilon; it is never that of a training run.
+
+    ```python
+    result = attack_once(AttackRequest(Dager()), scene)
+    for leakage in result.leakages:
+        print(leakage)
+    ```
+
+    Args:
+        leakages: The measured metrics, each with its interval.
+        examples: The attacked texts, each with its guess.
+        release: What was released, as plain values.
+        guarantee: What the protection guarantees for one release.
+        epsilon_by_adjacency: The epsilon of the release under each adjacency.
+        bound: The success rate that no attack can exceed, where accounting proves one (1-of-n identification).
+        finished: Whether all texts were attacked.
+        preparing: Seconds before the first release, in which public text is encoded and a prior is fitted.
+        stopped: The number of searches that a time limit ended early.
+        unknown_share: The share of tokens in the attacked texts that the tokenizer does not know; it is computed from
+            private text, for its owner.
+        bounds: Proven bounds by metric.
+        details: Further plain values, such as the points of a ROC curve.
+        verdict: What was measured, in plain words.
+        attack: The name of the attack.
+        seconds: How long it took.
+    """
 
     attack: str
     seconds: float

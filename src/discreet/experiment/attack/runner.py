@@ -58,8 +58,21 @@ def attack_once(
 
     The same seed attacks the same rows of a scene under every protection, so that results can be compared.
 
+    Args:
+        request: The attack, the protection and the number of texts.
+        source: What is attacked: a scene, or something that was recorded.
+        watch: Called with each attacked text.
+        should_stop: Called before each release but the first; if it returns True, the attack ends.
+        progress: Called with a stage, how much of it is done, and of how much.
+
     Guarantee: none for the result, which holds private texts, or says who was in the training data; it states the
         guarantee of the release.
+
+    ```python
+    scene = load_scene(SceneRequest("notes"))
+    result = attack_once(AttackRequest(Dager(), examples=4), scene)
+    print(result.leakages[0])
+    ```
     """
     start, callbacks = time.monotonic(), Callbacks(watch, should_stop, progress)
     if isinstance(source, Source):

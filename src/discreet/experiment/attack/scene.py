@@ -200,7 +200,24 @@ def findings_of_model(scene: Scene, given: Iterable[str], counts: Mapping[str, i
 
 @dataclass(frozen=True)
 class SceneRequest:
-    """The text and model to load: a source and a new model, or a run folder and, by default, its text."""
+    """The text and model to load: a source and a new model, or a run folder and, by default, its text.
+
+    Args:
+        source: A source of text, as for `load`; by default the built-in notes.
+        columns: The columns to read.
+        model: The model that is built for the text.
+        run: Instead: the folder of a finished run, with its model and, by default, its text.
+        split: The split that is attacked.
+        public: Text that the attacker has, as a source.
+        rows: The number of rows to keep.
+        share: The share of the units to keep.
+        seed: Seed of the text and of the first weights.
+        device: cpu, cuda or auto.
+        download: Download the encoder if this machine does not have it.
+
+    >>> SceneRequest("notes", rows=100).source
+    'notes'
+    """
 
     source: str | None = None
     columns: Columns | None = None
@@ -217,6 +234,9 @@ class SceneRequest:
 
 def load_scene(request: SceneRequest) -> Scene:
     """Load the text and model of a request.
+
+    Args:
+        request: The text and the model.
 
     Guarantee: none, this reads private text; nothing is released yet.
     """

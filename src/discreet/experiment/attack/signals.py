@@ -37,7 +37,7 @@ from discreet.models.classifier import Classifier, classifier_of, head
 from discreet.models.language_model import LanguageModel
 from discreet.protections.base import Protection
 from discreet.runs.folder import Run, RunChoices, is_run, load_run
-from discreet.training.evaluate import by_length, represent
+from discreet.training.evaluation import by_length, represent
 from discreet.training.loop import Job, ready_secret, start_from_public
 from discreet.training.many_heads import HeadJob, can_train_together, train_heads
 from discreet.training.plan import TrainingPlan

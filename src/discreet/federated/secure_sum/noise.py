@@ -28,7 +28,7 @@ import numpy.typing as npt
 from discreet.accounting.events import DiscreteGaussianSumDpEvent, DpEvent, SelfComposedDpEvent, SkellamDpEvent
 from discreet.accounting.gdp import bisect_up
 from discreet.accounting.interpret import epsilon as epsilon_of
-from discreet.accounting.interpret import guarantee as guarantee_of
+from discreet.accounting.interpret import guarantee_of
 from discreet.core.errors import DataError, invalid, one_of, open_probability, positive, whole
 from discreet.core.guarantee import Adjacency, Guarantee
 from discreet.core.randomness import Rng

@@ -468,6 +468,13 @@ def run_sum(
 
     Messages pass through their bytes, as over a network.
 
+    Args:
+        settings: The settings of the round.
+        vectors: The vector of each client.
+        dropped: The clients that do not send a stage, by stage.
+        rng: The source of keys and masks; by default the operating system.
+        keep_record: Whether the server keeps the messages.
+
     >>> from discreet.federated.secure_sum.ring import FixedPoint, Ring
     >>> fixed = FixedPoint(Ring(32), fraction_bits=16, terms=3)
     >>> settings = SumSettings(bytes(16), round=1, threshold=2, length=2)

@@ -63,6 +63,27 @@ class LocalPrivacy(Protection):
     training budget that protects a label; without it labels are public. `queries` is the number of queries that the
     user's ledger allows; their costs are added up. `sampling` is once (every sentence is sent once), fixed (each step
     samples a batch) or coins (each step sends every sentence with the same probability).
+
+    Args:
+        epsilon: Privacy budget of one unit; all of its training sentences share it.
+        epsilon_per_message: Instead of epsilon: privacy budget of each training sentence; those of one unit add up.
+        inference_epsilon: Privacy budget of each query. By default that of training.
+        delta: Delta of the guarantee; well below 1 / number of units. By default 0.1 / number of units, at most 1e-5.
+        mechanism: Noise: privunit, vmf or gaussian.
+        position: What gets noise: the sentence vector, or every token (gaussian only).
+        dimension: Project vectors to this many dimensions in training.
+        query_dimension: Number of coordinates in a query, along axes learned by the head.
+        clip_norm: Vectors are clipped to this norm.
+        projection: principal, labels (uses the labels of the public text), or whole (no projection).
+        public: Public data from which the projection is learned. By default built-in sentences.
+        label_epsilon: The part of epsilon that hides the label; without it labels are public.
+        sampling: once (each sentence is sent once), fixed (a batch at each step) or coins (a Poisson batch at each
+            step).
+        calibration: sound (proven), or paper (as published; then epsilon is an estimate).
+        queries: Number of queries that the client's ledger allows.
+
+    >>> LocalPrivacy(epsilon=8.0).mechanism
+    'privunit'
     """
 
     epsilon: float | None = option_field(

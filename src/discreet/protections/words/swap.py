@@ -275,15 +275,26 @@ def _distinct(flat: Sequence[str]) -> tuple[list[str], Rows]:
 
 def release_guarantee(event: DpEvent, delta: float, unit: str, assumptions: tuple[str, ...], secret: bool) -> Guarantee:
     """Return the guarantee of one release under replace-one; it is an estimate if the randomness is not secret."""
-    from discreet.accounting.interpret import guarantee
+    from discreet.accounting.interpret import guarantee_of
 
-    stated = guarantee(event, delta=delta, adjacency=Adjacency.REPLACE_ONE, unit=unit, assumptions=assumptions)
+    stated = guarantee_of(event, delta=delta, adjacency=Adjacency.REPLACE_ONE, unit=unit, assumptions=assumptions)
     return stated if secret or not stated.exists else stated.with_caveats({Caveat.FIXED_SEED})
 
 
 @dataclass(frozen=True)
 class SanText(Protection):
-    """Replace every word by the exponential mechanism, once; training reads the rewritten text."""
+    """Replace every word by the exponential mechanism, once; training reads the rewritten text.
+
+    Args:
+        epsilon_per_word: Privacy budget of one word: at 8 nearly every word changes, at 40 about one in five.
+        delta: Delta of the guarantee; well below 1 / number of units. By default 0.1 / number of units, at most 1e-5.
+        keep_marks: Keep punctuation (. , ; : ! ?) as it is.
+        unknown: Words outside the vocabulary: pieces (replace their pieces), or refuse (reject the text).
+        rewrite_queries: Rewrite held-out text too.
+
+    >>> SanText(epsilon_per_word=20.0).name
+    'santext'
+    """
 
     epsilon_per_word: float | None = option_field(
         None,
@@ -333,7 +344,18 @@ class SanText(Protection):
 
 @dataclass(frozen=True)
 class NoisyWords(SanText):
-    """Add noise to the vector of every word, and replace the word by the nearest one."""
+    """Add noise to the vector of every word, and replace the word by the nearest one.
+
+    Args:
+        epsilon_per_word: Privacy budget of one word: at 8 nearly every word changes, at 40 about one in five.
+        delta: Delta of the guarantee; well below 1 / number of units. By default 0.1 / number of units, at most 1e-5.
+        keep_marks: Keep punctuation (. , ; : ! ?) as it is.
+        unknown: Words outside the vocabulary: pieces (replace their pieces), or refuse (reject the text).
+        rewrite_queries: Rewrite held-out text too.
+
+    >>> NoisyWords(epsilon_per_word=20.0).name
+    'word-noise'
+    """
 
     name: ClassVar[str] = "word-noise"
     mechanism: ClassVar[str] = NOISE
@@ -341,7 +363,20 @@ class NoisyWords(SanText):
 
 @dataclass(frozen=True)
 class SanTextPlus(SanText):
-    """Replace only the words of a list and words outside the vocabulary, by words of the list."""
+    """Replace only the words of a list and words outside the vocabulary, by words of the list.
+
+    Args:
+        epsilon_per_word: Privacy budget of one word: at 8 nearly every word changes, at 40 about one in five.
+        delta: Delta of the guarantee; well below 1 / number of units. By default 0.1 / number of units, at most 1e-5.
+        keep_marks: Keep punctuation (. , ; : ! ?) as it is.
+        unknown: Words outside the vocabulary: pieces (replace their pieces), or refuse (reject the text).
+        rewrite_queries: Rewrite held-out text too.
+        sensitive: File with the sensitive words, one on each line.
+        sample_others: Probability that a word that is not sensitive is replaced too.
+
+    >>> SanTextPlus(epsilon_per_word=20.0, sensitive="names.txt").name
+    'santext+'
+    """
 
     sensitive: str | None = option_field(None, "File with the sensitive words, one on each line.", "Method")
     sample_others: float = option_field(

@@ -110,6 +110,13 @@ def predict(
     `query` replaces the model's own map from vectors to the input of the head; if it returns several views of a row,
     their predictions are averaged.
 
+    Args:
+        model: The model.
+        rows: The rows.
+        precision: auto (bf16 on a GPU, else float32), float32 or bf16.
+        query: Replaces the model's own map from vectors to the input of the head; if it returns several views of a row,
+            their predictions are averaged.
+
     Guarantee: none for the rows; that of the model does not change, as this is post-processing.
     """
     if isinstance(rows, Corpus):
@@ -142,7 +149,15 @@ def evaluate(
     precision: str = "auto",
     query: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> dict[str, float]:
-    """Return the utility metrics of a model on a corpus by name."""
+    """Return the utility metrics of a model on a corpus by name.
+
+    Args:
+        model: The model.
+        corpus: The rows to evaluate on, held out from the training.
+        precision: auto (bf16 on a GPU, else float32), float32 or bf16.
+        query: Replaces the model's own map from vectors to the input of the head; if it returns several views of a row,
+            their predictions are averaged.
+    """
     return assess(model, corpus, precision, query).quality.metrics
 
 
@@ -185,7 +200,15 @@ def assess(
     precision: str = "auto",
     query: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> Assessment:
-    """Return the utility of a model on a corpus, with its interval, the baseline of a constant answer, and by class."""
+    """Return the utility of a model on a corpus, with its interval, the baseline of a constant answer, and by class.
+
+    Args:
+        model: The model.
+        corpus: The rows to evaluate on, held out from the training.
+        precision: auto (bf16 on a GPU, else float32), float32 or bf16.
+        query: Replaces the model's own map from vectors to the input of the head; if it returns several views of a row,
+            their predictions are averaged.
+    """
     if isinstance(corpus, Corpus):
         corpus = tokens_for(model, matched(corpus, model))
     if isinstance(model, LanguageModel):

@@ -15,7 +15,7 @@ from discreet.data.corpus import Corpus
 from discreet.models.build import represent_apart
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.models.language_model import LanguageModel
-from discreet.training.evaluate import assess, by_length, evaluate, predict
+from discreet.training.evaluation import assess, by_length, evaluate, predict
 
 
 @given(st.lists(st.integers(1, 60), max_size=50), st.integers(1, 200))
