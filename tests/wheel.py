@@ -49,7 +49,7 @@ def install(wheel: Path) -> Path:
     folder = PLACE / "environment"
     venv.create(folder)
     pip = (*PIP, "--python", folder)
-    subprocess.run([*pip, "install", "--constraint", ROOT / "constraints.txt", wheel], check=True)
+    subprocess.run([*pip, "install", "--no-compile", "--constraint", ROOT / "constraints.txt", wheel], check=True)
     subprocess.run([*pip, "check"], check=True)
     return folder / "bin"
 
