@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
-from tests.versions import SETS, requirements
+from tests.versions import NEEDS_FLOWER, SETS, requirements
 from tests.wheel import first_commands
 
 ROOT = Path(__file__).parents[2]
@@ -44,8 +44,7 @@ def test_every_package_has_a_pin_that_its_range_allows() -> None:
 @pytest.mark.parametrize("one", SETS, ids=lambda one: one.name)
 def test_a_set_of_versions_holds_all_but_what_it_is_without(one: Any) -> None:
     names = {each.name for each in asked_for(requirements(PROJECT, one))}
-    missing = {each.name for name in one.without for each in asked_for(EXTRAS[name])}
-    assert names == {each.name for each in ALL} - missing and missing <= {"cryptography", "flwr"}
+    assert names == {each.name for each in ALL} - {one.without}
 
 
 def test_the_oldest_set_is_the_lower_bounds_themselves() -> None:
@@ -55,6 +54,10 @@ def test_the_oldest_set_is_the_lower_bounds_themselves() -> None:
         (bound,) = each.specifier
         assert bound.operator in ("==", ">="), f"{each}: an exact version or a lower bound"
         assert oldest[each.name] == f"=={bound.version}"
+
+
+def test_the_tests_that_need_flower_are_there() -> None:
+    assert [place for place in NEEDS_FLOWER if not (ROOT / place).exists()] == []
 
 
 def test_a_build_of_torch_can_be_named() -> None:
