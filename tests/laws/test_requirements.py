@@ -1,5 +1,6 @@
 """What pyproject.toml asks for: ranges that can be tested at both ends, extras that differ, pins for all of it."""
 
+import re
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
@@ -28,6 +29,11 @@ def test_no_two_extras_are_the_same_and_the_tools_include_all() -> None:
     assert len(set(contents)) == len(contents)
     (all_extras,) = (one for one in EXTRAS["dev"] if one.startswith(SELF))
     assert set(all_extras.removeprefix(SELF).removesuffix("]").split(",")) == EXTRAS.keys() - {"dev"}
+
+
+def test_the_readme_names_every_extra() -> None:
+    install = (ROOT / "README.md").read_text(encoding="utf-8").split("## Install", 1)[1].split("\n## ", 1)[0]
+    assert set(re.findall(r"`([a-z]+)`", install)) >= EXTRAS.keys() - {"dev"}
 
 
 def test_no_package_is_asked_for_twice() -> None:
