@@ -50,7 +50,7 @@ test-matrix: $(STAMP)  ## run the tests under six settings of processor, threads
 	$(BIN)/python tests/matrix.py -m 'not slow' -n $(WORKERS)
 
 test-versions: $(STAMP)  ## run the tests with the oldest and the newest versions of the dependencies; before a release
-	UV_FIND_LINKS="$${UV_FIND_LINKS-$$PIP_FIND_LINKS}" $(BIN)/python tests/versions.py $(SETS) -- -m 'not slow' -n $(WORKERS)
+	UV_FIND_LINKS="$${UV_FIND_LINKS-$$PIP_FIND_LINKS}" $(BIN)/python tests/versions.py $(SETS) -- -m 'not slow or versions' -n $(WORKERS)
 
 test-wheel: $(STAMP)  ## build the wheel, install it into a clean environment and run the README's first commands there
 	$(BIN)/python tests/wheel.py
