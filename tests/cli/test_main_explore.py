@@ -77,4 +77,4 @@ def test_without_its_libraries_it_says_which_extra(
         importlib.util, "find_spec", lambda name, *more: None if name == "uvicorn" else real(name, *more)
     )
     assert main(["explore", "--no-open", "--port", "0"]) == 2
-    assert "pip install 'discreet[explore]'" in capsys.readouterr().err
+    assert "pip install 'discreet[serving]'" in capsys.readouterr().err

@@ -1,4 +1,7 @@
+import os
+import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -82,3 +85,22 @@ def test_a_name_is_needed_and_a_training_split(monkeypatch: pytest.MonkeyPatch) 
         load("hub:")
     with pytest.raises(DataError, match="Expected a split 'train'"):
         load("hub:any")
+
+
+def test_the_library_reads_a_folder_offline(tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    rows = "".join(f"a text of number {i},{i % 2}\n" for i in range(20))
+    for split in ("train", "validation"):
+        (tmp_path / f"{split}.csv").write_text("sentence,label\n" + rows, encoding="utf-8")
+    code = (
+        "import sys\nfrom discreet.data.sources import Columns, load\n"
+        "corpus = load('hub:' + sys.argv[1], Columns(text='sentence', label='label'))\n"
+        "print(len(corpus.texts), corpus.texts[0], corpus.labels[:3], corpus.label_names)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)],
+        env=os.environ | {"HF_HOME": str(tmp_path / "home"), "PYTHONPATH": str(Path(__file__).parents[2] / "src")},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "40 a text of number 0 (0, 1, 0) ('0', '1')\n", done.stderr

@@ -28,8 +28,9 @@ from tests.doors.test_representations import command as command  # a fixture
 from tests.doors.test_text_classifier import CLASSES as NAMES
 from tests.doors.test_text_classifier import LABELS, QUICK, TEXTS
 
-from discreet import DPSGD, Dager, OneOfN, TextClassifier, TrainingPlan, TrainSettings, train
+from discreet import DPSGD, TextClassifier, TrainSettings
 from discreet.accounting.ledger import Ledger
+from discreet.attacks import Dager, OneOfN
 from discreet.core.errors import SettingError, UnsupportedError
 from discreet.core.guarantee import Caveat, Guarantee
 from discreet.data.corpus import Corpus
@@ -37,6 +38,7 @@ from discreet.experiment import AttackRequest, SceneRequest, attack_once, load_s
 from discreet.federated.client import Client
 from discreet.federated.run import FederateOptions, federate
 from discreet.models.classifier import Classifier, ModelSettings
+from discreet.training import TrainingPlan, train
 from discreet.training.plan import PrivatePlan
 from discreet.training.tuning import SearchPlan
 

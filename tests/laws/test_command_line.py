@@ -1,6 +1,8 @@
 """The law book of the command line, kept by every command: what it says fits a terminal of eighty columns."""
 
 import re
+import subprocess
+import sys
 from typing import cast
 
 import pytest
@@ -62,3 +64,15 @@ def test_an_error_is_broken_between_words_in_a_terminal_and_whole_in_a_file(
     assert main(command) == 2
     broken = capsys.readouterr().err
     assert broken.split() == whole.split() and max(map(len, broken.splitlines())) <= 80
+
+
+def test_a_command_ends_as_python_does() -> None:
+    """Other libraries check at the end that their objects were freed: nothing may keep Python from freeing them."""
+    code = (
+        "import sys\nclass Cycle:\n    def __init__(self): self.me = self\n"
+        "    def __del__(self): sys.stdout.write('freed')\n"
+        "kept = Cycle()\nsys.argv = ['discreet', '--version']\n"
+        "from discreet.cli.main import entry\nentry()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.startswith("discreet ") and done.stdout.endswith("freed"), done.stderr

@@ -154,6 +154,7 @@ def test_killed_five_times_at_random_it_ends_with_the_same_trials(study: Study, 
 
 
 @pytest.mark.slow
+@pytest.mark.versions
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
 def test_ray_gives_the_same_trials(study: Study, tmp_path: Path) -> None:
     (tmp_path / "study.json").write_text(json.dumps(study.as_dict()))
@@ -168,7 +169,7 @@ def test_ray_gives_the_same_trials(study: Study, tmp_path: Path) -> None:
 
     environment = {**os.environ, "PYTHONPATH": f"{HERE}:{HERE.parents[1] / 'src'}"}
     command = [sys.executable, "-c", code, str(HERE), str(tmp_path / "study.json"), str(tmp_path / "ray")]
-    subprocess.run(command, check=True, env=environment, timeout=120)
+    subprocess.run(command, check=True, env=environment, timeout=600)
     sweep(study, toy.quick, tmp_path / "here", workers=2)
     assert read_trials(tmp_path / "ray") == read_trials(tmp_path / "here")
     assert (tmp_path / "ray" / STUDY).exists()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -122,6 +121,4 @@ def entry() -> None:
     # Idle torch threads spin by default; on a shared machine this made training four times slower.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-    status = main()
-    gc.freeze()  # otherwise Python collects everything torch has loaded at exit, which takes a second or more
-    sys.exit(status)
+    sys.exit(main())

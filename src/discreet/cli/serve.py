@@ -96,7 +96,7 @@ def explore(
     from discreet.local.http import check_installed
 
     positive("seconds", seconds, "It is the time limit of each attack.")
-    check_installed("explore")
+    check_installed()
     from discreet.explorer.server import Place, serve
 
     with Place.on(port) as place:

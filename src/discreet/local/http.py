@@ -32,12 +32,12 @@ _QUIET: dict[str, Any] = {
 _NEEDED = ("uvicorn", "starlette", "httptools", "orjson")
 
 
-def check_installed(extra: str = "serving") -> None:
+def check_installed() -> None:
     """Raise an error if the HTTP libraries are not installed, with the name of the extra to install."""
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise ExtraError(
-            f"Expected {', '.join(missing)}, which the server needs. Install: pip install 'discreet[{extra}]'"
+            f"Expected {', '.join(missing)}, which the server needs. Install: pip install 'discreet[serving]'"
         )
 
 
