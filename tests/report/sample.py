@@ -71,8 +71,9 @@ def trial(protection: dict[str, object], noise: float | None, seed: int, texts: 
             if noise is None
             else [[s, 6 / noise * math.sqrt(s / 300)] for s in range(10, 301, 10)],
             "roc": {
-                "false_alarms": rates,
-                "measured": [[min(1, 1.5 * r), r, min(1, 2 * r)] for r in rates],
+                "false_positives": rates,
+                "true_positives": [min(1, 1.5 * r) for r in rates],
+                "measured": {f"{r:g}": [min(1, 1.5 * r), r, min(1, 2 * r)] for r in rates[:3]},
                 "bound": None if noise is None else [min(1, 4 * r / noise + r) for r in rates],
                 "members": 1800,
                 "others": 200,

@@ -92,7 +92,7 @@ def test_what_is_proven_is_rounded_up_everywhere(tmp_path: Path) -> None:
     written = write_report(tmp_path)
     page, text = written.page.read_text(), written.markdown.read_text()
     assert "ε 2.343<" in page and "ε 2.342<" not in page and "epsilon 2.343, delta" in page
-    assert "proven at most 12.4%" in page and "proven at most 12.3%" not in page
+    assert "proven at most 0.124" in page and "proven at most 0.123" not in page
     for figure in ("1.966", "5%", "1.235"):
         assert f">{figure}<" in page and f"| {figure} |" in text
 
@@ -182,7 +182,7 @@ def test_a_legend_names_what_is_drawn_and_nothing_else(tmp_path: Path) -> None:
     assert told.pop(f"accuracy against {words}") == ["none", "dp-sgd", "frontier", "constant answer"]
     assert told.pop(f"{words} against noise_multiplier of dp-sgd") == ["dp-sgd", "measured", "random guessing"]
     assert told.pop("epsilon spent over training") == ["dp-sgd"]
-    assert "dir-dp-sgd" not in told.pop("members detected against false alarms")
+    assert "dir-dp-sgd" not in told.pop("a threshold on the loss: true-positive rate against false-positive rate")
     assert len(told) == 2 and all("certified bound" in lines for lines in told.values())
 
 

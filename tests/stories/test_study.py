@@ -63,9 +63,10 @@ def test_a_study_recommends_what_keeps_its_ceiling(
     assert spent == sorted(spent)
     assert spent[-1] == pytest.approx(private.guarantee.epsilon, rel=0.01)
     curve = private.details["roc"]
-    shown = [(row[1], bound) for row, bound in zip(curve["measured"], curve["bound"], strict=True) if row is not None]
-    assert shown
-    assert all(low <= bound for low, bound in shown)
+    assert len(curve["true_positives"]) == len(curve["bound"]) and curve["measured"]
+    bounds = dict(zip(curve["false_positives"], curve["bound"], strict=True))
+    for rate, (_, low, _) in curve["measured"].items():
+        assert low <= min(bound for x, bound in bounds.items() if x >= float(rate))
     page = Path(told["report"]).read_text()
     assert "dp-sgd, noise multiplier 2" in page
     assert main(command) == 0

@@ -1,4 +1,4 @@
-"""Confidence intervals of means and rates, and true-positive rates of a membership test."""
+"""Confidence intervals of means and rates."""
 
 from __future__ import annotations
 
@@ -134,38 +134,3 @@ def share_interval(hits: npt.NDArray[np.bool_], units: npt.NDArray[np.int64]) ->
 
 
 Rate = tuple[float, float, float]
-
-
-def true_positive_rates(
-    members: Sequence[float] | Floats, others: Sequence[float] | Floats, false_positive_rates: Sequence[float]
-) -> list[Rate | None]:
-    """Return the true-positive rate at each false-positive rate, with its exact 95% interval.
-
-    Scores are higher for likely members. The threshold is the lowest at which the false-positive rate holds with 95%
-    confidence. If there are too few non-members to show the rate even with no false positive, the result is None.
-
-    >>> rates = true_positive_rates([3, 4], [1, 2, 0, 1] * 25, [0.05, 0.001])
-    >>> rates[0][0], rates[1]
-    (1.0, None)
-    """
-    inside, outside = np.asarray(members, dtype=np.float64), np.sort(np.asarray(others, dtype=np.float64))[::-1]
-    if not inside.size or not outside.size:
-        raise invalid("members", inside.size, "at least 1, with at least 1 other")
-    rates: list[Rate | None] = []
-    for rate in false_positive_rates:
-        allowed = _allowed(len(outside), rate)
-        if allowed is None:
-            rates.append(None)
-            continue
-        hits = len(inside) if allowed == len(outside) else int((inside > outside[allowed]).sum())
-        rates.append((hits / len(inside), *clopper_pearson(hits, len(inside))))
-    return rates
-
-
-def _allowed(others: int, rate: float) -> int | None:
-    """Return how many non-members may exceed the threshold for the rate to hold with 95% confidence."""
-    from scipy.stats import binom
-
-    # so few successes have a probability of at most 5% at this rate: the upper Clopper-Pearson bound, inverted
-    most = others if rate >= 1 else int(binom.ppf(0.05, others, rate)) - 1
-    return None if most < 0 else most

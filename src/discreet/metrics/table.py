@@ -150,7 +150,7 @@ _ALL = (
         ("auc", "members ranked above non-members (AUC)", "AUC", _MEMBERS, False),
         *((tpr_metric(r), f"members found at {100 * r:g}% false positives", f"TPR at {100 * r:g}%", _MEMBERS, True)
           for r in RATES),
-        ("advantage", "members found minus non-members accused", "advantage", _MEMBERS, False),
+        ("advantage", "true-positive rate minus false-positive rate", "advantage", _MEMBERS, False),
         ("loss_tail", "non-members whose loss exceeds nearly every member's", "loss tail", _MEMBERS, True),
     ),
     *(

@@ -7,7 +7,7 @@ are CSS classes, so that light, dark and print each have theirs.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -441,51 +441,26 @@ def of_variant(points: Sequence[Point], variant: str) -> list[Point]:
     return [point for point in points if (point.variant or point.name) == variant]
 
 
-def roc_curves(points: Sequence[Point]) -> Figure | None:
-    """Return the ROC curves of a membership test on the loss, with the bound on any such test."""
-    series = series_of(points)
-    figure = Figure(
-        "members detected against false alarms",
-        Axis("false alarms (share of strangers accused)", 0.001, 1.0, log=True),
-        Axis("members detected", 0.0, 1.0),
-        [Line(tuple((x, x) for x in _SWEEP), None, "chance", "random guessing")],
-    )
-    for point in points[:12]:
-        curve: dict[str, Any] = point.trials[0].details.get("roc") or {}
-        if not curve:
-            continue
-        rates = [float(x) for x in curve["false_alarms"]]
-        measured = [(x, *map(float, row)) for x, row in zip(rates, curve["measured"], strict=True) if row is not None]
-        figure.lines.append(Line(tuple((x, value) for x, value, _, _ in measured), series[point.name]))
-        if curve.get("bound"):
-            bound = tuple(zip(rates, map(float, curve["bound"]), strict=True))
-            figure.lines.append(Line(bound, series[point.name], "bound", f"{point.label}: proven for every test"))
-        for x, value, low, high in measured:
-            if x in (0.001, 0.01, 0.1, 0.5):
-                spread = f"[{100 * low:.1f}, {100 * high:.1f}]"
-                words = f"{point.label}: at {100 * x:g}% false alarms {100 * value:.1f}% detected {spread}"
-                if curve.get("bound"):
-                    words += f", proven at most {at_most(100 * curve['bound'][rates.index(x)], 1)}%"
-                figure.marks.append(Mark(x, value, words, series[point.name], y_low=low, y_high=high))
-    return figure if figure.marks else None
-
-
 _SWEEP = tuple(10 ** (-3 + i / 10) for i in range(31))
+_LOSS = "a threshold on the loss"
 
 
 def membership_curves(points: Sequence[Point]) -> list[tuple[str, Figure]]:
-    """Return the ROC curve of every membership attack of a study on logarithmic axes, with the bound on any attack."""
+    """Return the ROC curve of a threshold on the loss, and of every membership attack of a study, on logarithmic axes.
+
+    Each has the bound on any attack.
+    """
     series, figures = series_of(points), []
-    tables = [(point, point.trials[0].details.get("attacks") or {}) for point in points[:12]]
-    for name in dict.fromkeys(name for _, attacks in tables for name in attacks):
+    tables = [(point, _membership(point)) for point in points[:12]]
+    for name in dict.fromkeys(name for _, curves in tables for name in curves):
         figure = Figure(
-            f"{name}: members found against non-members accused",
-            Axis("non-members accused", _SWEEP[0], 1.0, log=True),
-            Axis("members found", _SWEEP[0], 1.0, log=True),
+            f"{name}: true-positive rate against false-positive rate",
+            Axis("false-positive rate", _SWEEP[0], 1.0, log=True),
+            Axis("true-positive rate", _SWEEP[0], 1.0, log=True),
             [Line(tuple((x, x) for x in _SWEEP), None, "chance", "random guessing")],
         )
-        for point, attacks in tables:
-            curve: dict[str, Any] = ((attacks.get(name) or {}).get("details") or {}).get("roc") or {}
+        for point, curves in tables:
+            curve = curves.get(name, {})
             rows = zip(curve.get("false_positives", ()), curve.get("true_positives", ()), strict=True)
             rates = [(float(x), float(y)) for x, y in rows if x >= _SWEEP[0]]
             if not rates:
@@ -495,16 +470,38 @@ def membership_curves(points: Sequence[Point]) -> list[tuple[str, Figure]]:
                 both = zip(map(float, curve["false_positives"]), map(float, curve["bound"]), strict=True)
                 bound = tuple((x, max(y, _SWEEP[0])) for x, y in both if x >= _SWEEP[0])
                 figure.lines.append(Line(bound, series[point.name], "bound", f"{point.label}: proven for every attack"))
-            for rate in (0.001, 0.01, 0.1):
-                measured = point.leakage.get(f"{name}/tpr_at_{rate:g}")
-                if measured is not None:
-                    words = f"{point.label}: {interval(measured)} of members at {100 * rate:g}% of non-members"
-                    words += _proven(measured.bound)
-                    low, value, high = (max(v, _SWEEP[0]) for v in (measured.low, measured.value, measured.high))
-                    figure.marks.append(Mark(rate, value, words, series[point.name], y_low=low, y_high=high))
+            for rate, measured in _measured_rates(point, name, curve).items():
+                words = f"{point.label}: {interval(measured)} of members at {100 * rate:g}% of non-members"
+                words += _proven(measured.bound)
+                low, value, high = (max(v, _SWEEP[0]) for v in (measured.low, measured.value, measured.high))
+                figure.marks.append(Mark(rate, value, words, series[point.name], y_low=low, y_high=high))
         if figure.marks:
             figures.append((name, figure))
     return figures
+
+
+def _membership(point: Point) -> dict[str, dict[str, Any]]:
+    """Return the ROC curves of a setting's first trial by the name of the test."""
+    details = point.trials[0].details
+    attacks = {
+        name: ((one or {}).get("details") or {}).get("roc") or {}
+        for name, one in (details.get("attacks") or {}).items()
+    }
+    return {name: curve for name, curve in {_LOSS: details.get("roc") or {}, **attacks}.items() if curve}
+
+
+def _measured_rates(point: Point, name: str, curve: Mapping[str, Any]) -> dict[float, Measured]:
+    """Return the true-positive rates of a test with their intervals, by false-positive rate."""
+    if "measured" in curve:
+        bounds = list(zip(curve["false_positives"], curve["bound"] or (), strict=False))
+        return {
+            float(rate): Measured(
+                value, low, high, 1, bound=min((y for x, y in bounds if x >= float(rate)), default=None)
+            )
+            for rate, (value, low, high) in curve["measured"].items()
+        }
+    found = {rate: point.leakage.get(f"{name}/tpr_at_{rate:g}") for rate in (0.001, 0.01, 0.1)}
+    return {rate: measured for rate, measured in found.items() if measured is not None}
 
 
 def exposure_by_copies(points: Sequence[Point]) -> Figure | None:

@@ -206,7 +206,6 @@ def _values(result: StudyResult, sentences: tuple[str, str, str], brief: Brief) 
         "panels": panels,
         "corner": figures.best_corner(result.utility),
         "is_error": result.utility in LOWER_IS_BETTER,
-        "roc": drawn(figures.roc_curves(result.points), "roc", result.points),
         "members": [
             {"name": name, "svg": figure.svg(f"members{number}"), "legend": legend(figure, result.points)}
             for number, (name, figure) in enumerate(figures.membership_curves(result.points))

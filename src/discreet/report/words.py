@@ -39,7 +39,8 @@ GLOSSARY = {
     "release (of a goal)": "The release that a ceiling limits: one update of a training run, all its updates, or the "
     "trained model. A bound for all updates also holds for the model, which follows from them; a bound for one update "
     "holds only for that update.",
-    "trade-off (ROC) curve": "The share of training records that a test detects, for every share of false alarms.",
+    "trade-off (ROC) curve": "The share of training records that a test detects (its true-positive rate), for every "
+    "false-positive rate.",
     "unit": "Whose privacy is counted: a text, a person with all their texts, or a client.",
     "utility": "How well the model does its task on texts it has not seen.",
     "well-behaved": "An attack whose success falls steadily as noise grows, so that it can serve as a reference.",

@@ -19,7 +19,6 @@ import numpy.typing as npt
 from discreet.accounting.events import NoGuaranteeDpEvent
 from discreet.accounting.interpret import Meter
 from discreet.accounting.interpret import epsilon as epsilon_of
-from discreet.accounting.risk import most_true_positives_at
 from discreet.core.device import find_device
 from discreet.core.errors import DataError, OutputError, SettingError, UnsupportedError, spelled
 from discreet.core.files import load_tensors, save_tensors
@@ -31,11 +30,12 @@ from discreet.data.canaries import Canary, Planting
 from discreet.data.corpus import Corpus
 from discreet.data.sources import TextSource
 from discreet.experiment.attack.identification import DEFAULT_CANDIDATES
+from discreet.experiment.attack.membership import Certificate, roc
 from discreet.experiment.attack.request import AttackResult, Updates, sampling_rate
 from discreet.experiment.attack.runner import attack_once
 from discreet.experiment.attack.scene import Scene, Target, attacked_split, check_distinct
 from discreet.experiment.run import RunOptions, RunRequest, TrainedRun, choose_model, model_for, train_once
-from discreet.metrics.intervals import true_positive_rates
+from discreet.metrics.membership import RATES, Scored, true_positives_at
 from discreet.metrics.utility import LOWER_IS_BETTER
 from discreet.models.base import TextModel
 from discreet.models.build import build_model, cache_folder, matched, ready
@@ -61,7 +61,6 @@ if TYPE_CHECKING:
     from dp_accounting.dp_event import DpEvent
 
 
-FALSE_ALARMS = (0.001, 0.003, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 _POINTS = 24  # of the curve of epsilon over training
 _SETTING = (
     "this is the guarantee of the setting: a run for release draws its noise in secret; the trials of a study draw it "
@@ -200,10 +199,10 @@ def _trained(settings: Mapping[str, Any], seed: int) -> _Trained:
         "trained": request.model.train,
         **_beside_utility(run.evaluation.assessment, seed),
         **_privacy(run.plan, steps),
-        "roc": _roc(run, guarantee),
     }
     updates = _updates(run.plan, steps, guarantee, event)
     target = Target(private, request, event, run.plan.adjacency, guarantee, cache_folder(), canaries)
+    details["roc"] = _roc(run, target)
     scene = Scene.of(private, model.eval(), origin=f"the trained {request.model.encoder}", target=target)
     # The first metric is the one that a goal without a name means: the larger, the better.
     utility = dict(sorted(run.utility.items(), key=lambda one: one[0] in LOWER_IS_BETTER))
@@ -314,28 +313,20 @@ def _privacy(plan: TrainingPlan, steps: int) -> dict[str, Any]:
     }
 
 
-def _roc(run: TrainedRun, guarantee: Guarantee | None) -> dict[str, Any]:
+def _roc(run: TrainedRun, target: Target) -> dict[str, Any]:
     """Return how well a threshold on the loss separates training rows from held-out ones, and what is proven of that.
 
     An estimate bounds no attack: noise behind an encoder that was trained on private text does not pay for it.
     """
     if not run.model.task.has_classes:
         return {}
-    members, others = (_log_likelihoods(run, name) for name in ("train", "validation"))
-    measured = true_positive_rates(members, others, FALSE_ALARMS)
-    bound: list[float] | None = None
-    event, adjacency = run.trained.event, run.plan.adjacency
-    if adjacency is not None and event is not None and guarantee is not None:
-        with suppress(UnsupportedError):
-            if guarantee.certified or not guarantee.exists:
-                bound = most_true_positives_at(event, FALSE_ALARMS, adjacency).tolist()
-    return {
-        "false_alarms": list(FALSE_ALARMS),
-        "measured": [None if row is None else list(row) for row in measured],
-        "bound": bound,
-        "members": len(members),
-        "others": len(others),
-    }
+    inside, outside = (run.corpus.split(name) for name in ("train", "validation"))
+    scores = np.concatenate([_log_likelihoods(run, name) for name in ("train", "validation")])
+    units = np.concatenate([inside.unit_index, inside.unit_count + outside.unit_index])
+    scored = Scored.of(scores, np.arange(len(scores)) < len(inside), units)
+    found = {rate: true_positives_at(scored, rate) for rate in RATES}
+    shown = {f"{rate:g}": [at.value, at.low, at.high] for rate, at in found.items() if at is not None}
+    return roc(scored, Certificate.of(target)) | {"measured": shown}
 
 
 def _log_likelihoods(run: TrainedRun, name: str) -> npt.NDArray[np.float64]:
