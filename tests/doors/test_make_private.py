@@ -138,12 +138,16 @@ def test_a_second_training_in_the_same_ledger_states_both(form: str, tmp_path: P
 
 
 def forked(function: Callable[[], object]) -> type[BaseException] | None:
-    """Call a function in a fork of this process; return what it raised: a LedgerError, something else, or nothing."""
+    """Call a function in a fork of this process; return what it raised: a LedgerError, something else, or nothing.
+
+    The fork computes with one thread: OpenMP's other threads do not exist in it, and it would wait for them forever.
+    """
     kinds: tuple[type[BaseException] | None, ...] = (None, LedgerError, BaseException)
     child = os.fork()
     if child == 0:
         code = 0
         try:
+            torch.set_num_threads(1)
             function()
         except LedgerError:
             code = 1

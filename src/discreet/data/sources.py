@@ -145,20 +145,22 @@ class TextSource:
     The command line, studies and run folders name their text by it.
 
     Args:
-        source: A built-in name, a path, or a data set on the hub, as for `load`.
-        text: The column of the texts.
-        text_pair: The column of second texts, for pairs.
-        label: The column of the labels; None reads only texts.
-        unit: The column of the privacy unit, such as patient_id; "row" if each row is one person.
-        rows: The number of training rows to keep, if each row is a unit and their number is public.
-        share: Instead of `rows`: about this share of the training units is kept.
-        validation: A file, or the fraction of the units that is held out.
-        task: classification or regression, if the labels leave it open; "unlabelled" reads only the texts.
-        seed: Seed of the built-in notes, `rows` and `share`.
-        separator: The separator of a CSV file.
-        quoting: The quoting of a CSV file: csv or none.
-        classes: The names of the classes, if they must not be read from private labels.
-        max_per_unit: The most training rows of one named unit; choose it without looking at the data.
+        source: A built-in name, a file, a folder of splits, or hub:NAME.
+        text: Column with the text.
+        text_pair: Column with the second text of a pair.
+        label: Column with the class or the score. None reads only texts.
+        unit: Column with the privacy unit, such as patient or author. "row" if each row is one person.
+        rows: Keep exactly this many training rows, or generate this many notes. For files only if each row is a unit
+            and their number is public.
+        share: Keep about this share of the training units. Each is selected independently; use it instead of `rows`.
+        validation: File with validation rows, or the share of units to hold out.
+        task: classification, regression or unlabelled; without it, inferred from the labels.
+        seed: Random seed of generated notes and of the rows that are kept.
+        separator: Column separator of CSV and TSV files. Default: a comma for CSV, a tab for TSV.
+        quoting: csv: fields may be quoted; none: quotation marks are text. Default: csv for CSV files; for TSV files,
+            detected from the file.
+        classes: Names of the classes; without them they are read from the labels, and guarantees are estimates.
+        max_per_unit: Keep at most this many training rows of each unit. Choose it without looking at the data.
 
     >>> TextSource("notes", rows=200).load().name
     'notes'

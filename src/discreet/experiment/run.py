@@ -72,7 +72,7 @@ class RunRequest(RunChoices):
     Args:
         data: Where the text comes from.
         model: The model, and which of its layers are trained.
-        train: The settings of the training loop; the plan chooses those that are left open.
+        training: The settings of the training loop; the plan chooses those that are left open.
         protect: The protection, or None for a run without a guarantee.
         seed: Seed of everything that is not noise.
         population: A public number of units in place of the actual one; the guarantee is then add/remove.
