@@ -106,7 +106,7 @@ FAULTS = {
     "alone": "a subclass of discreet.attacks.base.Attack, got the class Alone",
     "function": "a subclass of discreet.attacks.base.Attack, got a function",
     "missing": "importable, got AttributeError",
-    "renamed": "named as its entry point is, got the name 'good'",
+    "renamed": "named like its entry point, got the name 'good'",
     "module": "of the form module:Name",
     "nowhere": "importable, got ModuleNotFoundError",
     "dager": "'dager' is built in",
@@ -194,7 +194,7 @@ def test_a_class_is_named_by_its_module() -> None:
     for name, said in (
         ("no_such_module_of_anybody:Any", "install its package, or put its folder on PYTHONPATH"),
         ("discreet.core.errors:whole", "a subclass of"),
-        ("antigravity:fly", "Python's module 'antigravity'"),
+        ("antigravity:fly", "the standard-library module 'antigravity'"),
     ):
         with pytest.raises(PlugInError, match=said):
             attack_of(name)
@@ -210,7 +210,11 @@ def test_a_module_of_the_working_folder_is_not_imported_by_its_name_alone(
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(PlugInError, match="in a folder of PYTHONPATH, or installed"):
         attack_of("planted_here:Any")
-    assert "planted_here" not in sys.modules
+    (tmp_path / "mpmath.py").write_text("raise AssertionError('it was imported')\n")
+    monkeypatch.delitem(sys.modules, "mpmath", raising=False)
+    with pytest.raises(PlugInError, match="in a folder of PYTHONPATH, or installed"):
+        attack_of("mpmath:Any")  # it stands before the installed package of its name
+    assert {"planted_here", "mpmath"}.isdisjoint(sys.modules)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(PlugInError, match="it was imported"):
         attack_of("planted_here:Any")

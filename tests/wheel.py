@@ -31,11 +31,15 @@ def build() -> Path:
 
 
 def check_contents(wheel: Path) -> None:
-    """Fail unless the wheel holds every file of the package, its license, and nothing else."""
+    """Fail unless the wheel holds every file of the package, the example plug-ins, its license, and nothing else."""
     about = "-".join(wheel.name.split("-")[:2]) + ".dist-info"
     meta = {f"{about}/{name}" for name in ("METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE")}
     source = ROOT / "src"
     files = {str(path.relative_to(source)) for path in (source / "discreet").rglob("*") if path.is_file()}
+    examples = ROOT / "examples" / "extension"
+    files |= {
+        f"discreet/examples/extension/{path.relative_to(examples)}" for path in examples.rglob("*") if path.is_file()
+    }
     wanted = meta | {name for name in files if "__pycache__" not in name}
     held = set(zipfile.ZipFile(wheel).namelist())
     if held != wanted:

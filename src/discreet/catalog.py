@@ -84,7 +84,7 @@ def _check_class(kind: str, name: str, found: Any) -> None:
         raise Unfit(rule, f"a {type(found).__name__}")
     own: Any = found
     if not issubclass(own, base):
-        raise Unfit(rule, f"the class {own.__name__}, which is none")
+        raise Unfit(rule, f"the class {own.__name__}, which is not one")
     if missing := sorted(own.__abstractmethods__):
         raise Unfit("complete", f"a class without {', '.join(missing)}")
     params = vars(own).get("__dataclass_params__")

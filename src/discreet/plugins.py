@@ -14,6 +14,7 @@ import inspect
 import os
 import re
 import sys
+import sysconfig
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
@@ -120,7 +121,7 @@ def name_of(kind: type, what: str, name: str) -> str:
 def check_name(name: str, declared: object) -> None:
     """Reject an object of a plug-in that declares another name than its entry point, under which it is not found."""
     if not is_path(name) and declared != name:
-        raise Unfit("named as its entry point is", f"the name {shown(declared)}")
+        raise Unfit("named like its entry point", f"the name {shown(declared)}")
 
 
 def docstring_line(documented: object) -> str:
@@ -259,18 +260,24 @@ def _imported(path: str) -> Any:
 def _check_place(module: str) -> None:
     """Reject a module that nobody installed: one of the working folder, or of Python's own library.
 
-    A study, a run folder or a message of somebody else may name any module. One that is installed, imported already or
+    A study, a run folder or somebody else's message may name any module. One that is installed, imported already or
     in a folder of PYTHONPATH was chosen by the user; a file that came with the study was not.
     """
     top = module.partition(".")[0]
-    if module in sys.modules:
-        return
     if top in sys.stdlib_module_names:
-        raise Unfit("in a package of its own", f"Python's module {top!r}")
+        raise Unfit("in an installed package", f"the standard-library module {top!r}")
+    if module in sys.modules or top in sys.modules:
+        return
     here = Path.cwd().resolve()
     chosen = [Path(one).resolve() for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one]
     others = [one for one in sys.path if one and (Path(one).resolve() != here or here in chosen)]
-    if top not in sys.modules and PathFinder.find_spec(top) is not None and PathFinder.find_spec(top, others) is None:
+    found, elsewhere = PathFinder.find_spec(top), PathFinder.find_spec(top, others)
+    if found is None:
+        return
+    places = [Path(one) for one in found.submodule_search_locations or ()] if found.origin is None else []
+    installed = [*chosen, *(Path(sysconfig.get_path(kind)) for kind in ("purelib", "platlib"))]
+    is_loose = any(not any(one.is_relative_to(folder) for folder in installed) for one in places)  # a folder of files
+    if is_loose or elsewhere is None or elsewhere.origin != found.origin:
         raise Unfit(
             "in a folder of PYTHONPATH, or installed",
             f"the module {top!r} of the working folder, which is not imported by its name alone",

@@ -6,8 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 from torch import Tensor
 
+from discreet.data.samplers import Poisson
 from discreet.federated.central import CentralDP
 from discreet.protections.base import Release
 from discreet.protections.dp_sgd import DPSGD
@@ -24,6 +26,26 @@ class Quiet(DPSGD):
     def releaser(self, source: Any) -> Release:
         """Release the sums as they are."""
         return _as_they_are
+
+
+@dataclass(frozen=True)
+class Outer(DPSGD):
+    """Resolves to a built-in protection with settings of its own."""
+
+    name: ClassVar[str] = "outer"
+
+    def resolve(self, conditions: Any) -> DPSGD:
+        """Return DP-SGD itself."""
+        return DPSGD(noise_multiplier=2.0)
+
+
+@dataclass(frozen=True)
+class Everybody(Poisson):
+    """Draws every unit, and states the cost of a sample."""
+
+    def draw(self, step: int, n: int, rng: Any) -> Any:
+        """Return all units."""
+        return np.arange(n)
 
 
 def _as_they_are(sums: dict[str, Tensor], step: int) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ import pytest
 from tests.doors import test_audit, test_make_private
 from tests.doors.commands import CLASSES, Answer, answer, check, door_of
 from tests.doors.edits import without_digests
-from tests.doors.foreign import Quiet, QuietServer
+from tests.doors.foreign import Everybody, Quiet, QuietServer
 from tests.doors.table import ESTIMATE, REJECTED, door
 from tests.doors.test_federated import TASK, Settings
 from tests.doors.test_federated import settings as settings  # a fixture
@@ -52,7 +52,7 @@ def is_an_estimate(stated: Guarantee | None, ledger: Path | None = None) -> bool
     assert stated is not None and stated.exists
     if ledger is not None:
         assert Ledger.read(ledger).guarantee(stated.delta).caveats == FOREIGN
-    return not stated.certified and stated.caveats == FOREIGN and "another package" in str(stated.reason)
+    return not stated.certified and stated.caveats == FOREIGN and "outside discreet" in str(stated.reason)
 
 
 @door("train", "foreign", ESTIMATE)
@@ -111,6 +111,26 @@ def test_a_training_in_python_under_it_has_an_estimate(model: Classifier, corpus
             stated = train(model, corpus, plan, ledger=ledger).guarantee
         assert stated is not None and stated.certified is certified
     assert type(plan.protect) is Quiet and is_an_estimate(stated, path)
+
+
+@door("discreet.training.train", "foreign", ESTIMATE)
+def test_a_sampler_of_the_users_own_has_an_estimate(model: Classifier, corpus: Corpus, tmp_path: Path) -> None:
+    settings = TrainSettings(epochs=1, batch_size=10)
+    plan = TrainingPlan.make(
+        model, corpus, protect=DPSGD(noise_multiplier=2.0), training=settings, sampler=Everybody(rate=0.25)
+    )
+    path = tmp_path / "ledger.jsonl"
+    with plan_ledger(plan, path) as ledger:
+        assert is_an_estimate(train(model, corpus, plan, ledger=ledger).guarantee)
+    assert Ledger.read(path).guarantee(1e-5).caveats == FOREIGN
+
+
+def test_a_single_release_names_no_built_in_protection_in_its_place(
+    tiny_encoder: Callable[[str], Path], toy_csv: Path, tmp_path: Path
+) -> None:
+    words = ("attack", "--attack", "dager", "--data", toy_csv, "--model", tiny_encoder("bert"), "--examples", 1)
+    said = answer(*words, "--protect", f"{MODULE}:Outer", "--noise-multiplier", 1, home=tmp_path)
+    assert said.status == 2 and "to resolve to a class of its own for a single release" in said.err
 
 
 @door("step", "foreign", ESTIMATE)

@@ -41,6 +41,7 @@ from discreet.protections.base import (
     Protection,
     RepresentationProtection,
     release_once,
+    trust_in,
 )
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
@@ -340,6 +341,6 @@ def protection_subject(asked: Protection | str, settings: Mapping[str, Any] | No
     """
     if isinstance(asked, str):
         asked = protection(asked, settings or {})
-    if asked.name not in PROTECTIONS:
-        one_of("protect", asked.name, PROTECTIONS)
+    if asked.name not in PROTECTIONS or trust_in(asked):
+        one_of("protect", asked.found_by, PROTECTIONS)
     return PROTECTIONS[asked.name](asked, delta)

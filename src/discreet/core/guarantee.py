@@ -161,8 +161,8 @@ _CAVEATS = {
         "limits their number"
     ),
     Caveat.THIRD_PARTY_PROTECTION: (
-        "the protection belongs to another package, and that it bounds what a unit adds and draws the noise whose cost "
-        "it states was not checked here"
+        "the protection or the sampler comes from outside discreet, which has not checked that it bounds what a unit "
+        "adds and draws the batches and the noise whose cost it states"
     ),
 }
 

@@ -29,8 +29,8 @@ def upper_rates(successes: npt.ArrayLike, trials: int, miss: float) -> Floats:
     >>> upper_rates([0, 5, 10], 10, 0.025).round(3).tolist()
     [0.308, 0.813, 1.0]
     """
-    from scipy.special import betaincinv  # undefined for no failure
+    from scipy.special import betainccinv  # undefined for no failure; its tail keeps a small `miss` exact
 
     counts: npt.NDArray[Any] = np.asarray(successes)
     safe = np.minimum(counts, trials - 1)
-    return np.where(counts < trials, betaincinv(safe + 1, trials - safe, 1 - miss), 1.0)
+    return np.where(counts < trials, betainccinv(safe + 1, trials - safe, miss), 1.0)

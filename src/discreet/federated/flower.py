@@ -29,6 +29,7 @@ from discreet.federated.aggregation import Array, Payload
 from discreet.federated.client import FINISH, HELLO, Client, note_error
 from discreet.federated.server import ERROR, FAILED, PID, Outgoing, RoundReport, Server
 from discreet.federated.settings import FILES, Federation
+from discreet.protections.base import trust_in
 
 WHO = "who"  # asks a node for its client number
 _VALUES, _WEIGHTS, _REQUEST, _SCALARS = "values", "weights", "request", "scalars"
@@ -150,7 +151,8 @@ def with_own_settings(settings: Federation, number: int, node: Mapping[str, Any]
     """Return the settings with what a node decides for itself: where its text is, and its largest epsilon.
 
     A node with a limit takes no part in a run without a budget, with a larger one, with a delta above its own limit
-    (1e-5 unless it sets another), or with a fixed seed of the noise: whoever wrote the settings would know the noise.
+    (1e-5 unless it sets another), with a protection of another package, or with a fixed seed of the noise: whoever
+    wrote the settings would know the noise.
     """
     if "data" in node:
         files = tuple(str(node["data"]) if one == number else "" for one in range(settings.clients))
@@ -162,6 +164,11 @@ def with_own_settings(settings: Federation, number: int, node: Mapping[str, Any]
         most, delta = float(node.get("delta", _DELTA)), None if settings.protect is None else settings.protect.delta
         if delta is not None and delta > most:
             raise LedgerError(f"Expected a delta of at most {most:g} for this client, got {delta:g}. It stays out.")
+        if settings.protect is not None and trust_in(settings.protect):
+            raise LedgerError(
+                f"Expected a protection of discreet, got {settings.protect.found_by}, whose cost nobody has checked. "
+                "It stays out."
+            )
         if settings.noise_seed is not None:
             raise LedgerError("Expected noise from this client's own secret, got a fixed seed. It stays out.")
     return settings

@@ -273,7 +273,8 @@ class Server:
             sizes = {client: float(schedule.sizes[client]) for client in clients}
             about = Round(number, clients, sizes, template, ask, self.log_client)
             if ledger is not None and aggregation.event is not None:
-                ledger.spend(aggregation.event, f"attempt of round {number}", secure=True)
+                terms = self._terms(aggregation)
+                ledger.spend(aggregation.event, f"attempt of round {number}", secure=True, terms=terms)
             try:
                 total = aggregation.collect(about, secret)
                 if self.recorder is not None:
@@ -359,16 +360,16 @@ class Server:
         if ledger is not None:
             unshared = (_RECORDED_MESSAGES,) if self.recorder is not None and aggregation.visible == "each" else ()
             stated = ledger.guarantee(aggregation.delta, assumptions=(*aggregation.assumptions, *unshared))
-            caveats = trust_in(aggregation)
-            if self.settings.names_read:
-                caveats |= {Caveat.PRIVATE_CLASSES}
-            if caveats:
-                ledger.state(Terms(aggregation.assumptions, caveats))
-                stated = stated.with_caveats(caveats)
-            result["client_guarantee"] = stated.as_dict()
+            result["client_guarantee"] = stated.with_caveats(self._terms(aggregation).caveats).as_dict()
         save_tensors({name: torch.from_numpy(value) for name, value in weights.items()}, self.folder / FINAL)
         write_atomic(self.folder / RESULT, json.dumps(result, indent=2) + "\n")
         return result
+
+    def _terms(self, aggregation: Aggregation) -> Terms:
+        """Return why the guarantee of the clients is an estimate, if it is; the ledger has it from the first round on."""
+        names = {Caveat.PRIVATE_CLASSES} if self.settings.names_read else set()
+        caveats = trust_in(aggregation) | names
+        return Terms(aggregation.assumptions, caveats) if caveats else Terms()
 
     def _rounds(self, client: int, rounds: int) -> dict[str, int]:
         """Return the number of rounds with an update of a client, if that is public; a repeated one counts once."""

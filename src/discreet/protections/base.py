@@ -347,6 +347,19 @@ def trust_in(protect: object) -> frozenset[Caveat]:
     return frozenset() if is_of_package(type(protect)) else frozenset({Caveat.THIRD_PARTY_PROTECTION})
 
 
+def of_one_origin(asked: Protection, resolved: C) -> C:
+    """Return a resolved protection; reject one of this package that stands for a protection of another package.
+
+    A single release names the resolved protection alone, and its figure would be certified. A plan keeps both.
+    """
+    if trust_in(asked) and not trust_in(resolved):
+        raise UnsupportedError(
+            f"Expected the protection {asked.found_by} to resolve to a class of its own for a single release, got "
+            f"{type(resolved).__name__} of discreet. Return a subclass, or train with it and attack the run."
+        )
+    return resolved
+
+
 def trusted(protect: Protection, stated: Guarantee) -> Guarantee:
     """Return the guarantee of a protection, as an estimate if it is one of another package."""
     return stated.with_caveats(trust_in(protect)) if stated.exists else stated

@@ -20,6 +20,7 @@ from discreet.protections.base import (
     Conditions,
     Protection,
     check_protection,
+    of_one_origin,
 )
 from discreet.releases.description import NOISY, READS, Misfit
 from discreet.releases.gradient import hidden_release, open_release, protected_release, rewritten_release
@@ -173,4 +174,5 @@ def protection_of(
     of public text to learn a projection from, and their labels.
     """
     once = Conditions(model, batch_size, batch_size, batch_size, steps=1, epochs=1.0, delta=delta, public=public)
-    return protection(name, values).resolve(once)
+    asked = protection(name, values)
+    return of_one_origin(asked, asked.resolve(once))

@@ -41,7 +41,7 @@ from discreet.models.base import TextModel
 from discreet.models.build import build_model, cache_folder, matched, ready
 from discreet.models.classifier import classifier_of
 from discreet.models.settings import ModelSettings, TrainSettings
-from discreet.protections.base import Protection
+from discreet.protections.base import Protection, of_one_origin
 from discreet.releases.protected import misfit
 from discreet.study.file import (
     NONE,
@@ -157,7 +157,10 @@ def _attacked(
     if attack.sees.kind == MODEL:
         return attack_once(request_for(table, attack, None, ReleaseTable.delta, seed), trained.scene), None
     scene, protect = scene_of(settings, seed, attack.sees.kind), trained.protect
+    asked = protection_for(settings["protect"])
     released = None if protect is None else protect.for_release(scene.model)
+    if asked is not None and released is not None:
+        released = of_one_origin(asked, released)
     delta = parse(ReleaseTable, settings.get("release", {}), "release").delta
     request = request_for(table, attack, released, delta, seed)
     result = attack_once(request, scene)

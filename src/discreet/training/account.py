@@ -19,7 +19,7 @@ from discreet.core.errors import LedgerError, invalid, setting
 from discreet.core.guarantee import CHOICE, FLOATING_POINT, HELD_OUT, Adjacency, Caveat, Guarantee
 from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
-from discreet.protections.base import Live, Once, TextProtection, trusted
+from discreet.protections.base import Live, Once, TextProtection, trust_in, trusted
 from discreet.runs.people import FIXED_SEED, TRAINING, About, Entry, Marks, People, Spent
 from discreet.training.plan import PrivatePlan, check_hides_absence
 
@@ -109,7 +109,7 @@ class Account:
     @property
     def _own_terms(self) -> Terms:
         assumptions = (*self.assumptions, *self.plan.facts)
-        caveats = self.plan.caveats | self.caveats
+        caveats = self.plan.caveats | self.caveats | trust_in(self.plan.protect) | trust_in(self.plan.sampler)
         if not self.paid:
             caveats |= {Caveat.TRAINED_ENCODER}
         if self.secret.is_secret:

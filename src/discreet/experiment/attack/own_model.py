@@ -18,7 +18,7 @@ from discreet.models.classifier import Classifier
 from discreet.models.language_model import LanguageModel
 from discreet.models.sequence_classifier import base_of
 from discreet.models.token_classifier import TokenClassifier
-from discreet.protections.base import Conditions, Protection
+from discreet.protections.base import Conditions, Protection, of_one_origin
 
 _CAUSAL = ("ForCausalLM", "LMHeadModel")  # how transformers calls causal language models
 
@@ -89,7 +89,7 @@ def attack_model(
         own.max_length = min(own.max_length, max_length)
     if protect is not None:
         once = Conditions(own, batch_size, batch_size, batch_size, steps=1, epochs=1.0, delta=delta)
-        protect = protect.resolve(once)
+        protect = of_one_origin(protect, protect.resolve(once))
     scene = Scene(own, corpus, tuple(public), f"the given {type(base_of(model)).__name__}")
     distinct = scene.count_distinct()
     if distinct < whole("batch_size", batch_size):

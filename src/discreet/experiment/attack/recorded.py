@@ -37,7 +37,7 @@ from discreet.federated.settings import GRADIENTS, Federation
 from discreet.metrics.intervals import rate_of
 from discreet.metrics.table import METRICS
 from discreet.models.base import TextModel
-from discreet.protections.base import Conditions
+from discreet.protections.base import Conditions, of_one_origin
 from discreet.protections.dp_sgd import DPSGD
 from discreet.releases.description import attacker_inputs, release_facts
 from discreet.runs.checkpoint import trained
@@ -229,7 +229,8 @@ class Recorded(Source):
         size = min(schedule.batches[client], units)
         delta = protect.delta or delta_for(units)
         epochs = schedule.steps / -(-units // size)
-        return protect.resolve(Conditions(self.model, units, units, size, schedule.steps, epochs, delta))
+        conditions = Conditions(self.model, units, units, size, schedule.steps, epochs, delta)
+        return of_one_origin(protect, protect.resolve(conditions))
 
 
 @dataclass
