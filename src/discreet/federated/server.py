@@ -366,7 +366,7 @@ class Server:
         return result
 
     def _terms(self, aggregation: Aggregation) -> Terms:
-        """Return why the guarantee of the clients is an estimate, if it is; the ledger has it from the first round on."""
+        """Return why the guarantee of the clients is an estimate, if it is, for the ledger from the first round on."""
         names = {Caveat.PRIVATE_CLASSES} if self.settings.names_read else set()
         caveats = trust_in(aggregation) | names
         return Terms(aggregation.assumptions, caveats) if caveats else Terms()
