@@ -15,7 +15,7 @@ import pytest
 from tests.doors import test_audit, test_make_private
 from tests.doors.commands import CLASSES, Answer, answer, check, door_of
 from tests.doors.edits import without_digests
-from tests.doors.foreign import Everybody, Quiet, QuietServer
+from tests.doors.foreign import Everybody, Quiet, QuietLocal, QuietServer
 from tests.doors.table import ESTIMATE, REJECTED, door
 from tests.doors.test_federated import TASK, Settings
 from tests.doors.test_federated import settings as settings  # a fixture
@@ -31,13 +31,16 @@ from tests.doors.test_text_classifier import LABELS, QUICK, TEXTS
 from discreet import DPSGD, TextClassifier, TrainSettings
 from discreet.accounting.ledger import Ledger
 from discreet.attacks import Dager, OneOfN
-from discreet.core.errors import SettingError, UnsupportedError
+from discreet.audit.protections import protection_subject
+from discreet.core.errors import LedgerError, SettingError, UnsupportedError
 from discreet.core.guarantee import Caveat, Guarantee
 from discreet.data.corpus import Corpus
 from discreet.experiment import AttackRequest, SceneRequest, attack_once, load_scene
 from discreet.federated.client import Client
+from discreet.federated.flower import with_own_settings
 from discreet.federated.run import FederateOptions, federate
 from discreet.models.classifier import Classifier, ModelSettings
+from discreet.protections.local.protection import LocalPrivacy
 from discreet.training import TrainingPlan, train
 from discreet.training.plan import PrivatePlan
 from discreet.training.tuning import SearchPlan
@@ -176,6 +179,10 @@ def test_a_server_with_an_aggregation_of_its_own_has_an_estimate_and_no_file_can
     federation = settings(aggregation=private)
     result = federate(federation, tmp_path / "fed", FederateOptions(in_process=True))
     assert is_an_estimate(Guarantee.from_dict(result["client_guarantee"]))
+    lines = (tmp_path / "fed" / "server" / "ledger.jsonl").read_text().splitlines()
+    said = [number for number, line in enumerate(lines) if Caveat.THIRD_PARTY_PROTECTION.value in line]
+    # with the first round and not at the end, so that the ledger of a stopped server has it too
+    assert said and said[0] < len(lines) - 1
     from discreet.catalog import aggregation_from_table
 
     with pytest.raises(SettingError, match="aggregation to be one of mean, central-dp, secure-sum"):
@@ -192,6 +199,18 @@ def test_vectors_of_it_have_an_estimate_even_if_it_removes_the_caveat_or_resolve
     assert status == 0, said
     assert is_an_estimate(Guarantee.from_dict(result["guarantee"]), command.folder / "run" / "ledger.jsonl")
     assert _checked(command.folder / "run", command.folder).status == 1
+
+
+def test_a_node_with_a_limit_of_its_own_stays_out(settings: Settings) -> None:
+    assert with_own_settings(settings(protect=DPSGD(epsilon=4.0)), 0, {"epsilon": 5.0})
+    with pytest.raises(LedgerError, match="whose cost nobody has checked"):
+        with_own_settings(settings(protect=Quiet(epsilon=4.0)), 0, {"epsilon": 5.0})
+
+
+def test_a_class_under_a_built_in_name_is_not_audited_in_its_place() -> None:
+    assert protection_subject(LocalPrivacy(epsilon=4.0), delta=1e-5)
+    with pytest.raises(SettingError, match="protect to be one of"):
+        protection_subject(QuietLocal(epsilon=4.0), delta=1e-5)
 
 
 @door("sanitize", "foreign", REJECTED)
