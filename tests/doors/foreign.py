@@ -71,6 +71,11 @@ class QuietLocal(LocalPrivacy):
 
 
 @dataclass(frozen=True)
+class SameName(LocalPrivacy):
+    """Has the name of the protection from which it is derived."""
+
+
+@dataclass(frozen=True)
 class QuietServer(CentralDP):
     """A server that keeps its promise to itself."""
 

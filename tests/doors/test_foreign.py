@@ -15,7 +15,7 @@ import pytest
 from tests.doors import test_audit, test_make_private
 from tests.doors.commands import CLASSES, Answer, answer, check, door_of
 from tests.doors.edits import without_digests
-from tests.doors.foreign import Everybody, Quiet, QuietLocal, QuietServer
+from tests.doors.foreign import Everybody, Quiet, QuietServer, SameName
 from tests.doors.table import ESTIMATE, REJECTED, door
 from tests.doors.test_federated import TASK, Settings
 from tests.doors.test_federated import settings as settings  # a fixture
@@ -210,7 +210,7 @@ def test_a_node_with_a_limit_of_its_own_stays_out(settings: Settings) -> None:
 def test_a_class_under_a_built_in_name_is_not_audited_in_its_place() -> None:
     assert protection_subject(LocalPrivacy(epsilon=4.0), delta=1e-5)
     with pytest.raises(SettingError, match="protect to be one of"):
-        protection_subject(QuietLocal(epsilon=4.0), delta=1e-5)
+        protection_subject(SameName(epsilon=4.0), delta=1e-5)
 
 
 @door("sanitize", "foreign", REJECTED)
